@@ -119,14 +119,8 @@ pub struct CUgraphExecUpdateResultInfo {
 ///
 /// The C type is aligned to 64 bytes; CUDA 13's headers align it to 128, which 64-byte readers accept, so 128 it is.
 #[repr(C, align(128))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CUtensorMap {
     /// The encoded words.
     pub opaque: [u64; 16],
-}
-
-impl Default for CUtensorMap {
-    fn default() -> Self {
-        Self { opaque: [0; 16] }
-    }
 }
