@@ -1,4 +1,53 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Commands of this repository, run as `cargo xtask <command>`.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program talks on both")]
 
-fn main() {}
+mod bundle;
+mod cargo;
+mod ci;
+mod features;
+mod gpu_test;
+mod outside;
+mod ptx;
+mod readme;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Commands of this repository", disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the whole list of checks, or the named ones
+    Ci(ci::Args),
+    /// Check what the compiler does not: headers, words, directions, reasons
+    Tidy,
+    /// Run every GPU test on the GPU present, or bundle them for a machine without Rust
+    GpuTest(gpu_test::Args),
+    /// Make the committed PTX again from its CUDA C
+    Ptx(ptx::Args),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Ci(args) => ci::run(&args),
+        Command::Tidy => tidy::run(),
+        Command::GpuTest(args) => return gpu_test::run(&args),
+        Command::Ptx(args) => ptx::run(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The folder that GPU tests run from: programs, the list of tests, and the script that runs them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// The script, the same for this machine and for one without Rust.
+const RUN_SH: &str = include_str!("run.sh");
+/// Lies in every folder made here; a folder without it is somebody else's and is left alone.
+const MARKER: &str = ".metrale-gpu-tests";
+/// The most a bundle may weigh, so that it travels.
+pub(crate) const MAX_BYTES: u64 = 60 << 20;
+
+/// A test program and the GPU tests in it.
+pub(crate) struct Program {
+    /// Unique name: the package, and the target where that is not the library.
+    pub(crate) name: String,
+    /// Where it was built.
+    pub(crate) path: PathBuf,
+    /// Its GPU tests by their paths.
+    pub(crate) tests: Vec<String>,
+}
+
+/// How a built program comes into the folder.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Placing {
+    /// As it is, by a link where the file system has them.
+    Linked,
+    /// A copy as it is: it was built without symbols.
+    Copied,
+    /// A copy without symbols.
+    Stripped,
+}
+
+/// Checks that `dir` may be written: absent, empty, or made here before.
+pub(crate) fn check_ours(dir: &Path) -> Result<()> {
+    match fs::read_dir(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("looking into {}", dir.display())),
+        Ok(mut entries) => {
+            ensure!(
+                entries.next().is_none() || dir.join(MARKER).is_file(),
+                "{} exists and was not made by `cargo xtask gpu-test`: name another folder, or empty it",
+                dir.display()
+            );
+            Ok(())
+        }
+    }
+}
+
+/// Makes the folder anew with `programs`, and `metrale` where it is given.
+pub(crate) fn make(dir: &Path, programs: &[Program], metrale: Option<&Path>, placing: Placing) -> Result<()> {
+    check_ours(dir)?;
+    clear(dir)?;
+    let folder = dir.join("programs");
+    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+    write(&dir.join(MARKER), "Made by `cargo xtask gpu-test`, which may delete this folder.\n")?;
+    let mut table = String::new();
+    for program in programs {
+        place(&program.path, &folder.join(&program.name), placing)?;
+        for test in &program.tests {
+            table.push_str(&format!("{}\t{test}\n", program.name));
+        }
+    }
+    write(&dir.join("tests.tsv"), &table)?;
+    if let Some(metrale) = metrale {
+        place(metrale, &dir.join("metrale"), placing)?;
+    }
+    let script = dir.join("run.sh");
+    write(&script, RUN_SH)?;
+    executable(&script)
+}
+
+/// Every file of the folder with its size, largest first.
+pub(crate) fn sizes(dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let mut found = Vec::new();
+    let mut folders = vec![dir.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).with_context(|| format!("looking into {}", folder.display()))? {
+            let entry = entry?;
+            let data = entry.metadata()?;
+            if data.is_dir() {
+                folders.push(entry.path());
+            } else {
+                found.push((data.len(), entry.path()));
+            }
+        }
+    }
+    found.sort_by(|a, b| b.cmp(a));
+    Ok(found)
+}
+
+/// Takes away what an earlier run made, and nothing else that may have come beside it.
+fn clear(dir: &Path) -> Result<()> {
+    if !dir.join(MARKER).is_file() {
+        return Ok(());
+    }
+    for name in ["programs", "tests.tsv", "metrale", "run.sh", MARKER] {
+        let path = dir.join(name);
+        let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        if let Err(error) = removed
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            return Err(error).with_context(|| format!("removing {}", path.display()));
+        }
+    }
+    Ok(())
+}
+
+fn place(from: &Path, to: &Path, placing: Placing) -> Result<()> {
+    let said = || format!("placing {} as {}", from.display(), to.display());
+    match placing {
+        Placing::Linked if fs::hard_link(from, to).is_ok() => {}
+        Placing::Linked | Placing::Copied => {
+            fs::copy(from, to).with_context(said)?;
+        }
+        Placing::Stripped => {
+            let status = Command::new("strip").arg("-o").arg(to).arg(from).status().with_context(said)?;
+            if !status.success() {
+                bail!("{}: `strip` ended with {status}", said());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+}
+
+#[cfg(unix)]
+fn executable(path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("making {} executable", path.display()))
+}
+
+#[cfg(not(unix))]
+fn executable(_: &Path) -> Result<()> {
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(dir: &Path) -> Program {
+        let path = dir.join("built");
+        fs::write(&path, "#!/bin/sh\n").unwrap();
+        Program { name: "crate.topic".into(), path, tests: vec!["a::device".into(), "b::device".into()] }
+    }
+
+    #[test]
+    fn folder_of_somebody_else_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let theirs = dir.path().join("theirs");
+        fs::create_dir(&theirs).unwrap();
+        fs::write(theirs.join("letter"), "dear").unwrap();
+        let error = make(&theirs, &[], None, Placing::Copied).unwrap_err().to_string();
+        assert!(error.contains("was not made by"), "{error}");
+        assert_eq!(fs::read_to_string(theirs.join("letter")).unwrap(), "dear");
+        assert!(!theirs.join("run.sh").exists());
+    }
+
+    #[test]
+    fn own_folder_is_made_anew_and_guests_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let ours = dir.path().join("ours");
+        make(&ours, &[program(dir.path())], None, Placing::Copied).unwrap();
+        assert_eq!(
+            fs::read_to_string(ours.join("tests.tsv")).unwrap(),
+            "crate.topic\ta::device\ncrate.topic\tb::device\n"
+        );
+        assert!(ours.join("programs/crate.topic").is_file());
+        fs::write(ours.join("notes"), "mine").unwrap();
+        make(&ours, &[], None, Placing::Linked).unwrap();
+        assert_eq!(fs::read_to_string(ours.join("tests.tsv")).unwrap(), "");
+        assert!(!ours.join("programs/crate.topic").exists());
+        assert!(ours.join("notes").is_file());
+    }
+
+    #[test]
+    fn sizes_are_of_every_file_largest_first() {
+        let dir = tempfile::tempdir().unwrap();
+        make(&dir.path().join("b"), &[program(dir.path())], None, Placing::Copied).unwrap();
+        let sizes = sizes(&dir.path().join("b")).unwrap();
+        assert_eq!(sizes.len(), 4);
+        assert_eq!(sizes[0].0, RUN_SH.len() as u64);
+        assert!(sizes.is_sorted_by(|a, b| a.0 >= b.0));
+    }
+}
