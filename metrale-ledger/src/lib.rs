@@ -1,9 +1,79 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The device-allocation ledger: size and source line of every live device allocation, with no driver.
+//!
+//! Who allocates says so ([`Ledger::record`]) and who frees says so ([`Ledger::forget`]). From that alone the ledger
+//! knows, exactly and after every operation, what is live, what the device keeps for it, who made it, and what was wrong
+//! with a free that names nothing live. It touches no device, reads no clock and knows no driver type, so tests use it
+//! on any machine.
+//!
+//! ```text
+//!   engine --alloc--> driver --address--> Ledger::record(address, bytes, site)      LedgerProbe: the same reads,
+//!   engine --free---> Ledger::forget(address) --then--> driver                      for whoever cannot hold the ledger
+//! ```
+//!
+//! ```
+//! use std::panic::Location;
+//! use metrale_ledger::Ledger;
+//!
+//! let ledger = Ledger::new();
+//! {
+//!     let _layer = ledger.scope("layers.0.attn");
+//!     ledger.record(0x7f00_0000_0000, 3 << 20, Location::caller());
+//! }
+//! assert_eq!(ledger.live_bytes(), 3 << 20);
+//! assert_eq!(ledger.resident_bytes(), 4 << 20, "whole 2 MiB pages");
+//! assert!(ledger.report(10, 0).contains("layers.0.attn"));
+//!
+//! let record = ledger.forget(0x7f00_0000_0000).expect("it is live");
+//! assert_eq!(record.scope.as_deref(), Some("layers.0.attn"));
+//! let again = ledger.try_forget(0x7f00_0000_0000).unwrap_err();
+//! assert!(again.to_string().contains("freed before"));
+//! ledger.assert_nothing_live();
+//! ```
+//!
+//! # What is exact
+//!
+//! Totals ([`live_bytes`](Ledger::live_bytes), [`live_count`](Ledger::live_count),
+//! [`resident_bytes`](Ledger::resident_bytes), [`slack_bytes`](Ledger::slack_bytes), [`peak_bytes`](Ledger::peak_bytes))
+//! are kept up to date by every operation and cost one atomic load. A [`Snapshot`], and so a report, is one moment.
+//! Residency is the number of distinct 2 MiB pages that device allocations touch, which on an H200 is what the driver's
+//! own free figure shows. [`placement`] predicts it before anything is allocated.
+//!
+//! # What it is not
+//!
+//! It does not call a driver, does not see allocations nobody records (libraries with allocators of their own), and does
+//! not model managed memory's migration: managed bytes are counted, their residency is not.
+//!
+//! # Features
+//!
+//! - `serde` (off): `Serialize` and `Deserialize` for [`Snapshot`], [`SnapshotDiff`] and what they hold.
 
 #![forbid(unsafe_code)]
 
+mod book;
+mod byte_size;
+mod check;
+mod index;
+mod ledger;
+mod misuse;
 pub mod placement;
+mod record;
+mod report;
+mod residency;
+mod scope;
+mod snapshot;
+
+pub use byte_size::ByteSize;
+pub use check::Mark;
+pub use ledger::{Ledger, LedgerProbe};
+pub use misuse::{ForgetError, FreedAllocation, FreedBy, MisuseCounts, RecordMisuse, Recorded, Whois};
+pub use record::{AllocKind, AllocRecord, LiveAllocation};
+pub use residency::chunk_slack;
+pub use scope::ScopeGuard;
+pub use snapshot::{
+    FileRow, Group, GroupChange, LabelChange, LabelRow, Site, SiteChange, SiteRow, Snapshot, SnapshotDiff,
+    Totals,
+};
 
 /// Bytes of the chunk into which the driver packs small allocations, and of the page that larger ones take whole.
 pub const SMALL_ALLOC_CHUNK: u64 = 2 << 20;

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the ledger keeps of one allocation.
+
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+
+use crate::ByteSize;
+
+/// What sort of memory an allocation is, which decides how it is accounted.
+///
+/// | kind | `live_bytes`, report, `drain` | residency | address space |
+/// |---|---|---|---|
+/// | `Device` | yes | its 2 MiB pages | device |
+/// | `Managed` | yes | none: it migrates by rules of its own | device |
+/// | `Arena` | no, apart | pages only arenas touch, apart | device |
+/// | `Pinned` | no, apart | none: host memory | host |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
+#[non_exhaustive]
+pub enum AllocKind {
+    /// Plain device memory.
+    Device,
+    /// Managed (unified) memory.
+    Managed,
+    /// Device memory with an owner of its own, which a sweep must never free.
+    Arena,
+    /// Page-locked host memory. Its addresses are never compared with device addresses.
+    Pinned,
+}
+
+impl AllocKind {
+    /// Every kind.
+    pub const ALL: [Self; 4] = [Self::Device, Self::Managed, Self::Arena, Self::Pinned];
+
+    /// Whether the kind belongs to the ledger of sweepable allocations: live totals, report, drain.
+    pub const fn is_sweepable(self) -> bool {
+        matches!(self, Self::Device | Self::Managed)
+    }
+
+    /// One word for texts: `device`, `managed`, `arena`, `pinned`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Managed => "managed",
+            Self::Arena => "arena",
+            Self::Pinned => "pinned",
+        }
+    }
+}
+
+impl fmt::Display for AllocKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// One allocation: how large, and who made it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AllocRecord {
+    /// Bytes as the caller asked for them.
+    pub bytes: usize,
+    /// The source line that allocated.
+    pub site: &'static Location<'static>,
+    /// What sort of memory it is.
+    pub kind: AllocKind,
+    /// The scopes open on the allocating thread, outermost first, joined by `/`.
+    pub scope: Option<Arc<str>>,
+    /// The name given to this very allocation.
+    pub tag: Option<Arc<str>>,
+    /// How many allocations this ledger had recorded before it.
+    pub index: u64,
+    /// Set when the driver refused to free it and the record was put back.
+    pub free_refused: bool,
+}
+
+impl fmt::Display for AllocRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} memory from {}", ByteSize::of(self.bytes), self.kind, self.site)?;
+        if let Some(scope) = &self.scope {
+            write!(f, ", scope {scope}")?;
+        }
+        if let Some(tag) = &self.tag {
+            write!(f, ", tag {tag}")?;
+        }
+        if self.free_refused {
+            f.write_str(", whose free the driver refused")?;
+        }
+        Ok(())
+    }
+}
+
+/// A record with its address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveAllocation {
+    /// The base address.
+    pub addr: u64,
+    /// The rest.
+    pub record: AllocRecord,
+}
+
+impl fmt::Display for LiveAllocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x} ({})", self.addr, self.record)
+    }
+}

@@ -1,0 +1,524 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The ledger as its users see it: totals, probe, scopes, misuse, assertions, report.
+
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
+use std::sync::Barrier;
+
+use metrale_ledger::{
+    AllocKind, ByteSize, ForgetError, FreedBy, Ledger, LedgerProbe, RecordMisuse, ScopeGuard, Whois,
+};
+
+const MIB: usize = 1 << 20;
+const PAGE: u64 = 2 << 20;
+const BASE: u64 = 0x7f0e_0000_0000;
+
+#[track_caller]
+fn here() -> &'static Location<'static> {
+    Location::caller()
+}
+
+fn panic_text(f: impl FnOnce()) -> String {
+    let panic = catch_unwind(AssertUnwindSafe(f)).expect_err("it should have panicked");
+    panic.downcast_ref::<String>().expect("a formatted message").clone()
+}
+
+#[test]
+fn totals_follow_every_operation() {
+    let ledger = Ledger::new();
+    let probe = ledger.probe();
+    assert!(ledger.record(BASE, 1000, here()).misuse.is_none());
+    assert!(ledger.record(BASE + PAGE, 3 * MIB, here()).misuse.is_none());
+    for (live, count, resident, slack, chunk_slack) in [
+        (
+            ledger.live_bytes(),
+            ledger.live_count(),
+            ledger.resident_bytes(),
+            ledger.slack_bytes(),
+            ledger.chunk_slack_bytes(),
+        ),
+        (
+            probe.live_bytes(),
+            probe.live_count(),
+            probe.resident_bytes(),
+            probe.slack_bytes(),
+            probe.chunk_slack_bytes(),
+        ),
+    ] {
+        assert_eq!((live, count), (3 * MIB + 1000, 2));
+        assert_eq!(resident, 6 * MIB);
+        assert_eq!(slack, 3 * MIB - 1000);
+        assert_eq!(chunk_slack, 2 * MIB - 1000);
+    }
+    let record = ledger.forget(BASE + PAGE).unwrap();
+    assert_eq!((record.bytes, record.index, record.kind), (3 * MIB, 1, AllocKind::Device));
+    assert_eq!((ledger.live_bytes(), ledger.resident_bytes()), (1000, 2 * MIB));
+    assert_eq!((ledger.peak_bytes(), ledger.peak_resident_bytes()), (3 * MIB + 1000, 6 * MIB));
+    ledger.reset_peak();
+    assert_eq!((ledger.peak_bytes(), ledger.peak_resident_bytes()), (1000, 2 * MIB));
+    drop(ledger);
+    assert_eq!(probe.live_count(), 1, "the probe outlives the ledger");
+}
+
+#[test]
+fn the_handles_cross_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Ledger>();
+    shared::<LedgerProbe>();
+}
+
+#[test]
+fn allocations_sharing_an_end_page_count_it_once() {
+    let ledger = Ledger::new();
+    // The tail of a large one, a small one and the head of another, all in page 1.
+    ledger.record(BASE, 2 * MIB + 4096, here());
+    ledger.record(BASE + PAGE + 8192, 512, here());
+    ledger.record(BASE + 2 * PAGE - 4096, 8192, here());
+    assert_eq!(ledger.resident_bytes(), 3 * 2 * MIB);
+    // The straddling small one touches two chunks, the other lies in one of them.
+    assert_eq!(ledger.chunk_slack_bytes(), 4 * MIB - 8192 - 512);
+    ledger.forget(BASE).unwrap();
+    assert_eq!(ledger.resident_bytes(), 2 * 2 * MIB);
+    ledger.forget(BASE + 2 * PAGE - 4096).unwrap();
+    assert_eq!(ledger.resident_bytes(), 2 * MIB);
+}
+
+#[test]
+fn kinds_are_accounted_apart() {
+    let ledger = Ledger::new();
+    ledger.record_as(BASE, 5 * MIB, here(), AllocKind::Arena);
+    ledger.record_as(BASE + 4 * PAGE, 8 * MIB, here(), AllocKind::Managed);
+    ledger.record_as(BASE, 64, here(), AllocKind::Pinned);
+    assert_eq!((ledger.live_bytes(), ledger.live_count(), ledger.resident_bytes()), (8 * MIB, 1, 0));
+    assert_eq!(
+        (ledger.arena_bytes(), ledger.arena_count(), ledger.arena_resident_bytes()),
+        (5 * MIB, 1, 6 * MIB)
+    );
+    assert_eq!((ledger.pinned_bytes(), ledger.pinned_count()), (64, 1));
+    assert_eq!(ledger.slack_bytes(), 0, "managed bytes take nothing from the slack");
+    // A small allocation behind the arena's end, in its last page: the page is then no longer the arena's alone.
+    ledger.record(BASE + 2 * PAGE + 3 * PAGE / 4, 512, here());
+    assert_eq!((ledger.resident_bytes(), ledger.arena_resident_bytes()), (2 * MIB, 4 * MIB));
+
+    assert!(
+        matches!(ledger.try_forget(BASE), Err(ForgetError::OtherKind { live }) if live.record.kind == AllocKind::Arena)
+    );
+    assert_eq!(ledger.drain().len(), 2);
+    assert_eq!((ledger.arena_count(), ledger.pinned_count()), (1, 1), "a sweep leaves them");
+    assert_eq!(ledger.allocations_of(AllocKind::Pinned)[0].0, BASE);
+    assert_eq!(ledger.try_forget_pinned(BASE).unwrap().bytes, 64);
+    assert_eq!(ledger.try_forget_arena(BASE).unwrap().bytes, 5 * MIB);
+    ledger.assert_nothing_live();
+}
+
+#[test]
+fn a_double_free_names_the_first_free_and_the_allocation() {
+    let ledger = Ledger::new();
+    let site = here();
+    ledger.record(BASE, 4096, site);
+    let first_line = line!() + 1;
+    ledger.forget(BASE).unwrap();
+    let Err(ForgetError::DoubleFree { freed, now_inside: None }) = ledger.try_forget(BASE) else { panic!() };
+    assert_eq!((freed.freed_at.line(), freed.freed_at.file()), (first_line, file!()));
+    assert_eq!((freed.record.site, freed.record.bytes, freed.how), (site, 4096, FreedBy::Free));
+
+    // The address lives again inside something else: both are told.
+    ledger.record(BASE - 512, 8192, here());
+    let error = ledger.try_forget(BASE).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains(&format!("freed before at {}:{first_line}:", file!())), "{text}");
+    assert!(text.contains("now lies inside 0x7f0dfffffe00 (8.00 KiB"), "{text}");
+    assert_eq!(ledger.live_count(), 1);
+    assert_eq!(ledger.snapshot().totals.misuse.double_frees, 2);
+}
+
+#[test]
+fn an_interior_pointer_is_answered_with_its_base_and_owner() {
+    let ledger = Ledger::new();
+    let site = here();
+    ledger.record(BASE, 1 << 20, site);
+    ledger.record(BASE + 10 * PAGE, 100 * MIB, site);
+    for (addr, base) in [
+        (BASE + 256, BASE),
+        (BASE + (1 << 20) - 1, BASE),
+        (BASE + 10 * PAGE + 1, BASE + 10 * PAGE),
+        (BASE + 30 * PAGE, BASE + 10 * PAGE),
+        (BASE + 60 * PAGE - 1, BASE + 10 * PAGE),
+    ] {
+        let Err(ForgetError::Interior { owner, .. }) = ledger.try_forget(addr) else { panic!("{addr:#x}") };
+        assert_eq!((owner.addr, owner.record.site), (base, site));
+        assert!(
+            matches!(ledger.whois(addr), Whois::Live { offset_bytes, .. } if offset_bytes == addr - base)
+        );
+    }
+    for addr in [BASE - 1, BASE + (1 << 20), BASE + 10 * PAGE - 1, BASE + 60 * PAGE, 1, u64::MAX] {
+        assert_eq!(ledger.try_forget(addr), Err(ForgetError::Foreign { addr }));
+        assert_eq!(ledger.whois(addr), Whois::Unknown);
+    }
+    assert_eq!(ledger.try_forget(0), Err(ForgetError::Null));
+    let misuse = ledger.snapshot().totals.misuse;
+    assert_eq!((misuse.interior_frees, misuse.foreign_frees, misuse.total()), (5, 6, 11));
+    assert_eq!(ledger.live_count(), 2);
+}
+
+#[test]
+fn an_address_of_the_past_is_told_as_freed() {
+    let ledger = Ledger::new();
+    ledger.record(BASE, 4096, here());
+    assert_eq!(ledger.drain().len(), 1);
+    let Whois::Freed { freed, offset_bytes: 100 } = ledger.whois(BASE + 100) else { panic!() };
+    assert_eq!(freed.how, FreedBy::Drain);
+    assert!(matches!(ledger.try_forget(BASE + 100), Err(ForgetError::InsideFreed { .. })));
+    assert!(ledger.try_forget(BASE).unwrap_err().to_string().contains("swept before"));
+}
+
+#[test]
+fn tombstones_are_bounded() {
+    let ledger = Ledger::with_tombstones(2);
+    for i in 0..3 {
+        ledger.record(BASE + i * 512, 512, here());
+        ledger.forget(BASE + i * 512).unwrap();
+    }
+    assert_eq!(ledger.whois(BASE), Whois::Unknown);
+    assert!(matches!(ledger.whois(BASE + 512), Whois::Freed { .. }));
+    let forgetful = Ledger::with_tombstones(0);
+    forgetful.record(BASE, 1, here());
+    forgetful.forget(BASE).unwrap();
+    assert_eq!(forgetful.try_forget(BASE), Err(ForgetError::Foreign { addr: BASE }));
+}
+
+#[test]
+fn a_record_over_a_live_one_takes_its_place_and_loses_nothing() {
+    let ledger = Ledger::new();
+    let old = here();
+    ledger.record(BASE, 3 * MIB, old);
+    let answer = ledger.record(BASE, 512, here());
+    let Some(RecordMisuse::OverLive { kept, displaced }) = answer.misuse.as_deref() else { panic!() };
+    assert_eq!((kept.record.bytes, displaced.bytes, displaced.site), (512, 3 * MIB, old));
+    assert_eq!((ledger.live_bytes(), ledger.live_count(), ledger.resident_bytes()), (512, 1, 2 * MIB));
+    assert!(
+        matches!(ledger.whois(BASE + PAGE), Whois::Freed { freed, .. } if freed.how == FreedBy::Displaced)
+    );
+    // And the other way: a small one gives way to one that crosses pages.
+    assert!(ledger.record(BASE, 5 * MIB, here()).into_result().is_err());
+    assert_eq!((ledger.live_bytes(), ledger.live_count(), ledger.resident_bytes()), (5 * MIB, 1, 6 * MIB));
+}
+
+#[test]
+fn overlapping_records_both_stand_and_pages_count_once() {
+    let ledger = Ledger::new();
+    ledger.record(BASE, 5 * MIB, here());
+    let answer = ledger.record(BASE + 4096, 3 * MIB, here());
+    let Some(RecordMisuse::Overlap { new, with }) = answer.misuse.as_deref() else { panic!() };
+    assert_eq!((new.addr, with.addr), (BASE + 4096, BASE));
+    assert_eq!((ledger.live_bytes(), ledger.live_count(), ledger.resident_bytes()), (8 * MIB, 2, 6 * MIB));
+    // In a page between the ends of the first.
+    assert!(ledger.record(BASE + PAGE + 512, 512, here()).misuse.is_some());
+    assert_eq!(ledger.resident_bytes(), 6 * MIB);
+    assert_eq!(ledger.slack_bytes(), 0, "more is claimed than there are pages");
+    ledger.forget(BASE).unwrap();
+    assert_eq!(ledger.resident_bytes(), 4 * MIB);
+    ledger.forget(BASE + 4096).unwrap();
+    assert_eq!((ledger.resident_bytes(), ledger.slack_bytes()), (2 * MIB, 2 * MIB - 512));
+    assert_eq!(ledger.snapshot().totals.misuse.overlapping_records, 2);
+}
+
+#[test]
+fn a_large_record_around_a_small_one_overlaps_it() {
+    let ledger = Ledger::new();
+    ledger.record(BASE + 7 * PAGE + 512, 512, here());
+    // Near and far: the walk over its pages, and the walk over the ledger's.
+    for bytes in [20 * MIB, 100_000 * MIB] {
+        let answer = ledger.record(BASE, bytes, here());
+        let Some(RecordMisuse::Overlap { with, .. }) = answer.misuse.as_deref() else { panic!() };
+        assert_eq!(with.addr, BASE + 7 * PAGE + 512);
+        assert_eq!(ledger.resident_bytes(), bytes);
+        ledger.forget(BASE).unwrap();
+    }
+}
+
+#[test]
+fn odd_records_are_kept_and_answered() {
+    let ledger = Ledger::new();
+    assert!(matches!(ledger.record(BASE, 0, here()).misuse.as_deref(), Some(RecordMisuse::Empty { .. })));
+    assert!(matches!(ledger.record(0, 64, here()).misuse.as_deref(), Some(RecordMisuse::Null { .. })));
+    let end = ledger.record(u64::MAX - 99, 1000, here());
+    assert!(matches!(end.misuse.as_deref(), Some(RecordMisuse::PastEnd { .. })));
+    assert_eq!((ledger.live_bytes(), ledger.live_count()), (1064, 3));
+    assert_eq!(ledger.resident_bytes(), 4 * MIB, "two pages: the first and the last there are");
+    assert!(matches!(ledger.whois(u64::MAX), Whois::Live { offset_bytes: 99, .. }));
+    assert_eq!(ledger.forget(BASE).unwrap().bytes, 0);
+    assert_eq!(ledger.forget(0).unwrap().bytes, 64);
+    assert_eq!(ledger.forget(u64::MAX - 99).unwrap().bytes, 1000);
+    assert_eq!((ledger.live_bytes(), ledger.live_count(), ledger.resident_bytes()), (0, 0, 0));
+}
+
+#[test]
+fn sums_past_64_bits_show_as_the_largest_and_come_back_exact() {
+    let ledger = Ledger::new();
+    ledger.record(BASE, 4096, here());
+    ledger.record(1, usize::MAX, here());
+    ledger.record(2, usize::MAX, here());
+    assert_eq!((ledger.live_bytes(), ledger.live_count()), (usize::MAX, 3));
+    assert_eq!(ledger.resident_bytes(), usize::MAX, "2^64 bytes, one more than can be said");
+    assert_eq!(ledger.slack_bytes(), 0);
+    assert!(!ledger.report(5, 0).is_empty());
+    ledger.forget(1).unwrap();
+    ledger.forget(2).unwrap();
+    assert_eq!((ledger.live_bytes(), ledger.live_count(), ledger.resident_bytes()), (4096, 1, 2 * MIB));
+}
+
+#[test]
+fn a_refused_free_puts_the_record_back_marked() {
+    let ledger = Ledger::new();
+    let scope = ledger.scope("kv");
+    ledger.record(BASE, 4096, here());
+    ledger.tag(BASE, "cache");
+    drop(scope);
+    ledger.record(BASE + 4096, 512, here());
+    let record = ledger.try_forget(BASE).unwrap();
+    assert!(ledger.restore(BASE, &record).misuse.is_none());
+    let (addr, back) = ledger.live_allocations().swap_remove(0);
+    assert_eq!(
+        (addr, back.index, back.scope.as_deref(), back.tag.as_deref()),
+        (BASE, 0, Some("kv"), Some("cache"))
+    );
+    assert!(back.free_refused && !record.free_refused);
+    assert_eq!((ledger.live_bytes(), ledger.resident_bytes()), (4608, 2 * MIB));
+    assert!(matches!(ledger.whois(BASE), Whois::Live { .. }));
+    // Its free did not happen, so the next one is the first.
+    let next_line = line!() + 1;
+    ledger.forget(BASE).unwrap();
+    let Err(ForgetError::DoubleFree { freed, .. }) = ledger.try_forget(BASE) else { panic!() };
+    assert_eq!(freed.freed_at.line(), next_line);
+
+    // Given out anew before the refusal came: the new owner stays.
+    ledger.record(BASE, 100, here());
+    let answer = ledger.restore(BASE, &record);
+    let Some(RecordMisuse::OverLive { kept, displaced }) = answer.misuse.as_deref() else { panic!() };
+    assert_eq!((kept.record.bytes, displaced.bytes), (100, 4096));
+    assert_eq!(ledger.live_bytes(), 612);
+}
+
+#[test]
+fn scopes_nest_per_thread_and_per_ledger() {
+    let (a, b) = (Ledger::new(), Ledger::new());
+    let scope_of = |ledger: &Ledger, addr: u64| {
+        ledger.record(addr, 1, here());
+        ledger.forget(addr).unwrap().scope.map(|s| s.to_string())
+    };
+    let outer = a.scope("layers.3");
+    let other = b.scope("b");
+    let inner = a.scope("attn");
+    assert_eq!(inner.label(), "layers.3/attn");
+    assert_eq!(scope_of(&a, 1).as_deref(), Some("layers.3/attn"));
+    assert_eq!(scope_of(&b, 1).as_deref(), Some("b"));
+    std::thread::scope(|s| {
+        s.spawn(|| assert_eq!(scope_of(&a, 2), None));
+    });
+    // Out of order: each guard closes its own.
+    drop(outer);
+    assert_eq!(scope_of(&a, 1).as_deref(), Some("layers.3/attn"));
+    drop(inner);
+    assert_eq!(scope_of(&a, 1), None);
+    assert_eq!(scope_of(&b, 1).as_deref(), Some("b"));
+    drop(other);
+    assert_eq!(scope_of(&b, 1), None);
+    // A panic closes what it leaves.
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        let _gone = a.scope("gone");
+        panic!("on purpose");
+    }));
+    assert_eq!(scope_of(&a, 1), None);
+}
+
+#[test]
+fn snapshots_are_the_same_for_the_same_ledger_and_diff_by_site_and_scope() {
+    let ledger = Ledger::new();
+    let (x, y) = (here(), here());
+    ledger.record(BASE, 1000, x);
+    let before = ledger.snapshot();
+    let guard = ledger.scope("s");
+    ledger.record(BASE + 4096, 500, y);
+    ledger.record(BASE + 8192, 500, y);
+    drop(guard);
+    ledger.forget(BASE).unwrap();
+    let after = ledger.snapshot();
+    assert_eq!(after, ledger.snapshot());
+    let diff = after.diff(&before);
+    assert_eq!((diff.live_bytes, diff.live_count, diff.resident_bytes), (0, 1, 0));
+    // Equal changes: by name, and here that is by line and column.
+    let sites: Vec<_> =
+        diff.by_site().into_iter().map(|row| (row.site.column, row.bytes, row.count)).collect();
+    assert_eq!(sites, [(x.column(), -1000, -1), (y.column(), 1000, 2)]);
+    let scopes: Vec<_> = diff.by_scope().into_iter().map(|row| (row.label, row.bytes)).collect();
+    assert_eq!(scopes, [(None, -1000), (Some("s".to_owned()), 1000)]);
+    let text = diff.to_string();
+    assert!(text.starts_with("device allocations: live +0 B (+1), resident +0 B"), "{text}");
+    assert!(after.diff(&after).groups.is_empty());
+}
+
+/// Rows of a section of the report, without the size column's padding.
+fn section<'a>(report: &'a str, title: &str) -> Vec<&'a str> {
+    report
+        .lines()
+        .skip_while(|l| *l != title)
+        .skip(1)
+        .take_while(|l| l.starts_with(' '))
+        .map(str::trim)
+        .collect()
+}
+
+#[test]
+fn the_report_lists_sites_files_and_scopes_largest_first() {
+    let ledger = Ledger::new();
+    let [large, twice, small, tie] = [here(), here(), here(), here()];
+    let guard = ledger.scope("embed");
+    ledger.record(BASE, 1 << 30, large);
+    drop(guard);
+    ledger.record(BASE + 1000 * PAGE, 3 * MIB, twice);
+    ledger.record(BASE + 1002 * PAGE, 3 * MIB, twice);
+    ledger.record(BASE + 1004 * PAGE, 512, tie);
+    ledger.record(BASE + 1004 * PAGE + 512, 512, small);
+
+    let report = ledger.report(3, 0);
+    let header = report.lines().next().unwrap();
+    assert_eq!(header, "device allocations: 1.01 GiB live in 5 allocations from 4 call sites");
+    assert_eq!(
+        section(&report, "call sites:"),
+        [
+            format!("1.00 GiB  x1       {large}"),
+            format!("6.00 MiB  x2       {twice}"),
+            // Of two equal ones the first by name.
+            format!("512 B  x1       {small}"),
+            "512 B  x1       in 1 more call site".to_owned(),
+        ]
+    );
+    assert_eq!(section(&report, "files:"), [format!("1.01 GiB  x5       {}", file!())]);
+    assert_eq!(section(&report, "scopes:"), ["1.00 GiB  x1       embed", "6.00 MiB  x4       (no scope)"]);
+
+    // Sites below the floor go to the rest, whatever top_n allows; so do all of them at 0.
+    let report = ledger.report(10, 1);
+    assert_eq!(section(&report, "call sites:")[2], "1.00 KiB  x2       in 2 more call sites");
+    let report = ledger.report(0, 0);
+    assert_eq!(section(&report, "call sites:"), ["1.01 GiB  x5       in 4 call sites"]);
+    assert_eq!(ledger.report(usize::MAX, usize::MAX), ledger.report(usize::MAX, usize::MAX));
+
+    let empty = Ledger::new().report(5, 0);
+    assert_eq!(empty.lines().next(), Some("device allocations: 0 B live in 0 allocations from 0 call sites"));
+    assert_eq!(empty.lines().count(), 2);
+}
+
+#[test]
+fn the_report_says_what_went_wrong_and_what_stands_apart() {
+    let ledger = Ledger::new();
+    ledger.record_as(BASE, 5 * MIB, here(), AllocKind::Arena);
+    ledger.record_as(64, 4096, here(), AllocKind::Pinned);
+    ledger.forget(12345);
+    let report = ledger.report(5, 0);
+    assert!(report.contains("  apart: 5.00 MiB in 1 arena\n"), "{report}");
+    assert!(report.contains("  apart: 4.00 KiB of pinned host memory in 1 allocation\n"), "{report}");
+    assert!(report.contains("  misuse: free of an unknown pointer x1\n"), "{report}");
+}
+
+#[test]
+fn a_tag_names_one_allocation() {
+    let ledger = Ledger::new();
+    ledger.record(BASE, 4096, here());
+    assert!(ledger.tag(BASE, "kv-cache"));
+    assert!(!ledger.tag(BASE + 1, "inside"));
+    assert!(ledger.whois(BASE + 5).to_string().contains("tag kv-cache"));
+    assert!(ledger.report(5, 0).contains("tags:\n"));
+    assert_eq!(ledger.forget(BASE).unwrap().tag.as_deref(), Some("kv-cache"));
+}
+
+#[test]
+fn failed_assertions_bring_the_report() {
+    let ledger = Ledger::new();
+    ledger.record(BASE, 4096, here());
+    let text = panic_text(|| ledger.assert_nothing_live());
+    assert!(
+        text.starts_with("1 allocation still live\n  0x7f0e00000000 (4.00 KiB of device memory from"),
+        "{text}"
+    );
+    assert!(text.contains("device allocations: 4.00 KiB live"), "{text}");
+
+    let mark = ledger.mark();
+    ledger.assert_unchanged_since(&mark);
+    ledger.record(BASE + 4096, 512, here());
+    ledger.forget(BASE).unwrap();
+    let text = panic_text(|| ledger.probe().assert_unchanged_since(&mark));
+    assert!(text.contains("1 allocation since then still live, 1 from before gone"), "{text}");
+
+    let guard = ledger.scope("step");
+    let inner = ledger.scope("inner");
+    ledger.record(BASE + 8192, 512, here());
+    drop(inner);
+    assert_eq!(guard.still_live().len(), 1);
+    let text = panic_text(|| guard.assert_balanced());
+    assert!(text.contains("scope step did not end where it began: 1 allocation still live"), "{text}");
+    ledger.drain();
+
+    // What was there before, and a neighbour whose label merely begins alike, are not the scope's.
+    let before = ledger.scope("step");
+    ledger.record(BASE, 1, here());
+    drop(before);
+    let again = ledger.scope("step");
+    {
+        let _alike = ScopeGuard::label(&again).to_owned();
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                let _two = ledger.scope("step2");
+                ledger.record(BASE + 1, 1, here());
+            });
+        });
+    }
+    ledger.record(BASE + 2, 1, here());
+    ledger.forget(BASE + 2).unwrap();
+    again.assert_balanced();
+}
+
+#[test]
+fn totals_are_exact_after_many_threads() {
+    const THREADS: u64 = 4;
+    const STEPS: u64 = 5_000;
+    let ledger = Ledger::new();
+    let start = Barrier::new(THREADS as usize);
+    std::thread::scope(|s| {
+        for t in 0..THREADS {
+            let (ledger, start) = (&ledger, &start);
+            s.spawn(move || {
+                let _scope = ledger.scope(&format!("thread {t}"));
+                start.wait();
+                // Threads interleave in the same pages.
+                let addr = |i: u64| BASE + (i * THREADS + t) * 512;
+                for i in 0..STEPS {
+                    assert!(ledger.record(addr(i), 500, here()).misuse.is_none());
+                    if i % 2 == 1 {
+                        ledger.try_forget(addr(i - 1)).unwrap();
+                    }
+                }
+            });
+        }
+        let probe = ledger.probe();
+        start_reading(&probe);
+    });
+    let live = (THREADS * STEPS / 2) as usize;
+    assert_eq!((ledger.live_count(), ledger.live_bytes()), (live, live * 500));
+    let pages = (THREADS * STEPS * 512).div_ceil(PAGE) as usize;
+    assert_eq!(ledger.resident_bytes(), pages * 2 * MIB);
+    assert_eq!(ledger.snapshot().by_scope().len(), THREADS as usize);
+    assert_eq!(ledger.drain().len(), live);
+    assert_eq!((ledger.live_bytes(), ledger.live_count(), ledger.resident_bytes()), (0, 0, 0));
+}
+
+/// Reads while others write: each snapshot is one moment, so its parts agree.
+fn start_reading(probe: &LedgerProbe) {
+    for _ in 0..50 {
+        let snapshot = probe.snapshot();
+        let (bytes, count) = snapshot.groups.iter().fold((0, 0), |sum, g| (sum.0 + g.bytes, sum.1 + g.count));
+        assert_eq!((bytes, count), (snapshot.totals.live_bytes, snapshot.totals.live_count));
+        assert_eq!(snapshot.totals.slack_bytes, snapshot.totals.resident_bytes - snapshot.totals.live_bytes);
+        let text = ByteSize(snapshot.totals.live_bytes).to_string();
+        assert!(snapshot.report(1, 0).contains(&text));
+    }
+}
