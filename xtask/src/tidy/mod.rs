@@ -6,9 +6,10 @@ mod manifests;
 mod sources;
 pub(crate) mod tree;
 
+use std::fs;
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::cargo::{metadata, root};
 
@@ -29,11 +30,14 @@ pub(crate) fn run() -> Result<()> {
 /// Everything untidy under `root`, each as `path:line: what is wrong`.
 fn violations(root: &Path) -> Result<Vec<String>> {
     let metadata = metadata()?;
+    let architecture = fs::read_to_string(root.join("ARCHITECTURE.md")).context("reading ARCHITECTURE.md")?;
     let mut found = Vec::new();
     for path in tree::files(root)? {
         // Data that is no text has no words and no header.
         if let Some(text) = tree::text(&path)? {
-            sources::check(&tree::relative(root, &path), &text, &mut found);
+            let path = tree::relative(root, &path);
+            sources::check(&path, &text, &mut found);
+            sources::process_state(&path, &text, &architecture, &mut found);
         }
     }
     manifests::check(root, &metadata, &mut found)?;

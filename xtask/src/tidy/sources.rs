@@ -29,6 +29,36 @@ const ENVIRONMENT: [(&str, &str); 4] = [
     ("xtask/", "cargo's own variables; this program is not published"),
 ];
 
+/// Types by which a static changes after it was made.
+const CHANGING: [&str; 9] =
+    ["Atomic", "OnceLock", "OnceCell", "LazyLock", "LazyCell", "Mutex", "RwLock", "Cell<", "RunMetrics"];
+
+/// Adds to `found` each static of this file that changes and is not in the architecture's table.
+pub(super) fn process_state(path: &str, text: &str, architecture: &str, found: &mut Vec<String>) {
+    if !(path.contains("/src/") && path.ends_with(".rs")) || path.starts_with("xtask/") {
+        return;
+    }
+    let code = (1..).zip(text.lines()).take_while(|(_, line)| line.trim() != "#[cfg(test)]");
+    for (number, line) in code {
+        let Some((_, declared)) = line.split_once("static ").filter(|(before, _)| is_visibility(before))
+        else {
+            continue;
+        };
+        let name = declared.split(':').next().unwrap_or_default().trim();
+        let changes = CHANGING.iter().any(|kind| declared.contains(kind));
+        if changes && !architecture.contains(&format!("`{name}`")) {
+            found.push(format!("{path}:{number}: `{name}` is the process's; give it to an instance, or list it in ARCHITECTURE.md"));
+        }
+    }
+}
+
+fn is_visibility(before: &str) -> bool {
+    let before = before.trim();
+    before.is_empty()
+        || before == "pub"
+        || (before.starts_with("pub(") && before.ends_with(')') && !before.contains("fn "))
+}
+
 /// Adds what is wrong with the text of one file to `found`.
 pub(super) fn check(path: &str, text: &str, found: &mut Vec<String>) {
     if NOT_OURS.contains(&path) {
@@ -41,6 +71,9 @@ pub(super) fn check(path: &str, text: &str, found: &mut Vec<String>) {
             if line.contains(&word) {
                 found.push(format!("{path}:{number}: holds `{word}`: {reason}"));
             }
+        }
+        if asks_for_feature(path, line) {
+            found.push(format!("{path}:{number}: asks for a feature; only parts.rs does"));
         }
         if reads_environment(path, line) {
             found.push(format!(
@@ -66,7 +99,7 @@ fn header(path: &str, text: &str, found: &mut Vec<String>) {
     }
     let purpose = if extension == "rs" { "//! " } else { comment };
     if !lines.next().is_some_and(|line| line.starts_with(purpose) && line.len() > purpose.len() + 8) {
-        found.push(format!("{path}:2: no line `{purpose} ...` that says what the file is for"));
+        found.push(format!("{path}:2: no line `{} ...` that says what the file is for", purpose.trim_end()));
     }
 }
 
@@ -77,6 +110,14 @@ fn reads_environment(path: &str, line: &str) -> bool {
     code && !ENVIRONMENT.iter().any(|(place, _)| path.starts_with(place))
         && !line.trim_start().starts_with("//")
         && calls.iter().any(|call| line.contains(call))
+}
+
+/// Whether a line of the backend depends on a feature outside the file that picks real or empty parts.
+fn asks_for_feature(path: &str, line: &str) -> bool {
+    let backend = path.strip_prefix("metrale-cuda-backend/src/").is_some_and(|file| file != "parts.rs");
+    backend
+        && !line.trim_start().starts_with("//")
+        && ["cfg(", "cfg!("].iter().any(|cfg| line.contains(&format!("{cfg}feature")))
 }
 
 #[cfg(test)]
@@ -123,5 +164,23 @@ mod tests {
         assert_eq!(wrong("metrale-cuda-backend/src/graph.rs", &read).len(), 1);
         assert!(wrong("metrale-cuda-backend/src/config.rs", &read).is_empty());
         assert!(wrong("metrale-cuda-backend/tests/config.rs", &read).is_empty());
+    }
+
+    #[test]
+    fn only_parts_asks_for_features() {
+        let text = format!("// {LICENCE}\n//! Tells pages apart.\n#[cfg(feature = \"sim\")]\n");
+        assert_eq!(wrong("metrale-cuda-backend/src/graph.rs", &text).len(), 1);
+        assert!(wrong("metrale-cuda-backend/src/parts.rs", &text).is_empty());
+        assert!(wrong("metrale-driver-sys/src/lib.rs", &text).is_empty());
+    }
+
+    #[test]
+    fn static_that_changes_is_listed() {
+        let text = "static A: AtomicU64 = AtomicU64::new(0);\npub(crate) static B: Mutex<u8> = Mutex::new(0);\n\
+                    static TEXT: &str = \"\";\npub fn f(x: u8) -> &'static Mutex<u8> {}\n#[cfg(test)]\nstatic C: AtomicU8 = x;\n";
+        let mut found = Vec::new();
+        process_state("a/src/a.rs", text, "| `B` |", &mut found);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].starts_with("a/src/a.rs:1: `A`"), "{found:?}");
     }
 }
