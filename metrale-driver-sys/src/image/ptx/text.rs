@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Where the PTX begins and ends among the bytes handed over.
+
+/// The bytes of an image taken as text: what stands in front of it, the text itself, and what follows its NUL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Text<'a> {
+    /// Whether a UTF-8 byte order mark stands in front. No driver takes one.
+    pub has_bom: bool,
+    /// Bytes that are no text in front of it, as the header of somebody's cache would be. No driver takes them.
+    pub leading_bytes: &'a [u8],
+    /// The text.
+    pub code: &'a [u8],
+    /// What stands behind the text's NUL, without the NULs at its end. A driver never sees it.
+    pub after_nul: &'a [u8],
+}
+
+impl<'a> Text<'a> {
+    /// Splits an image. A NUL at the end is optional, any number of them is fine.
+    #[must_use]
+    pub fn of(image: &'a [u8]) -> Self {
+        let (has_bom, rest) = match image.strip_prefix(b"\xef\xbb\xbf") {
+            Some(rest) => (true, rest),
+            None => (false, image),
+        };
+        let (leading_bytes, rest) = rest.split_at(leading_bytes(rest));
+        let end = rest.iter().position(|&byte| byte == 0).unwrap_or(rest.len());
+        let (code, behind) = rest.split_at(end);
+        let last = behind.iter().rposition(|&byte| byte != 0);
+        let after_nul = match last {
+            // Position 0 is the NUL itself.
+            Some(last) => &behind[1..=last],
+            None => &[],
+        };
+        Self { has_bom, leading_bytes, code, after_nul }
+    }
+}
+
+/// How many bytes stand in front of the first comment or directive, where the very first byte is no text.
+fn leading_bytes(bytes: &[u8]) -> usize {
+    const LOOK_AT: usize = 4096;
+    let is_text = |byte: u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
+    if bytes.first().is_none_or(|&first| is_text(first)) {
+        return 0;
+    }
+    let head = &bytes[..bytes.len().min(LOOK_AT)];
+    let opens_text = |at: usize| {
+        let rest = &bytes[at..];
+        rest.starts_with(b"//") || rest.starts_with(b"/*") || rest.starts_with(b".version")
+    };
+    (0..head.len()).find(|&at| opens_text(at)).unwrap_or(0)
+}
