@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The packing rule against an H200 (driver 580.159.04): recorded operations, free figure and addresses after each one.
+//! Packing rule and ledger against an H200 (driver 580.159.04): recorded operations, free figure and addresses after each.
 
 use std::collections::HashMap;
 use std::io::Read;
+use std::panic::Location;
 
+use metrale_ledger::Ledger;
 use metrale_ledger::placement::{Placement, PlacementId};
 
 /// Free bytes of a fresh context before the first operation.
@@ -45,6 +47,7 @@ fn holds(gz: &[u8], operations: usize) {
     let rows = rows(gz);
     assert_eq!(rows.len(), operations);
     let mut device = Placement::h200();
+    let ledger = Ledger::new();
     let mut live: HashMap<u64, PlacementId> = HashMap::new();
     let mut base_of_chunk = HashMap::new();
     for (i, row) in rows.iter().enumerate() {
@@ -56,9 +59,12 @@ fn holds(gz: &[u8], operations: usize) {
             let base = *base_of_chunk.entry(placed.chunk).or_insert(row.pointer - row.pointer % PAGE);
             assert_eq!(base + placed.offset_bytes, row.pointer, "row {i}: another chunk than the driver's");
             assert!(live.insert(row.pointer, placed.id).is_none());
+            assert!(ledger.record(row.pointer, row.bytes as usize, Location::caller()).misuse.is_none());
         } else {
             device.free(live.remove(&row.pointer).unwrap()).unwrap();
+            ledger.try_forget(row.pointer).unwrap();
         }
+        assert_eq!(ledger.resident_bytes() as u64, FRESH_FREE_BYTES - row.free_bytes, "row {i}");
         assert_eq!(device.resident_bytes(), FRESH_FREE_BYTES - row.free_bytes, "row {i}");
     }
     assert_eq!(device.live_count(), live.len());
