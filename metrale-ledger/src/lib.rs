@@ -77,3 +77,8 @@ pub use snapshot::{
 
 /// Bytes of the chunk into which the driver packs small allocations, and of the page that larger ones take whole.
 pub const SMALL_ALLOC_CHUNK: u64 = 2 << 20;
+
+/// Compiles the README's example.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
