@@ -40,7 +40,7 @@ struct Job {
 
 /// In this order what one job builds serves the next. `scale` is the first to build: it changes a variable that a build
 /// script reads, so anywhere else what stands before it would be built twice.
-const JOBS: [Job; 13] = [
+const JOBS: [Job; 14] = [
     Job { name: "fmt", what: "sources are formatted", run: fmt },
     Job { name: "tidy", what: "headers, words, directions, reasons", run: |_| passed(tidy::run()) },
     Job { name: "direction", what: "cargo tree of the pure crates shows no driver", run: direction },
@@ -51,6 +51,7 @@ const JOBS: [Job; 13] = [
     Job { name: "docs", what: "documentation, warnings denied", run: docs },
     Job { name: "msrv", what: "builds with the oldest Rust the workspace names", run: msrv },
     Job { name: "outside", what: "a crate elsewhere takes the ledger alone", run: outside_crate },
+    Job { name: "package", what: "each crate builds from what would be published", run: package },
     Job { name: "load", what: "the README's first command", run: |_| passed(readme::run(0)) },
     Job { name: "nextest", what: "every test in a process of its own", run: nextest },
     Job { name: "test", what: "the README's second command: all tests", run: |_| passed(readme::run(1)) },
@@ -197,6 +198,14 @@ fn is_version(name: &str, version: &str) -> bool {
 
 fn outside_crate(metadata: &Metadata) -> Result<Outcome> {
     passed(outside::check(metadata.target_directory.as_std_path()))
+}
+
+fn package(metadata: &Metadata) -> Result<Outcome> {
+    let mut command = cargo(["package", "--quiet", "--offline", "--allow-dirty"]);
+    for package in published(metadata) {
+        command.args(["-p", package.name.as_str()]);
+    }
+    passed(run_command(&mut command))
 }
 
 /// In addition to `cargo test`, where the tests of a program share a process: neither way may hide the other's failures.

@@ -49,14 +49,15 @@ fn work(check: bool) -> Result<Outcome> {
         let target = source.with_extension("ptx");
         let committed =
             fs::read_to_string(&target).with_context(|| format!("reading {}", target.display()))?;
+        let shown = tree::relative(&root(), &target);
         let made = compile(clang, &source)?;
         if made == committed {
-            println!("{} is what {} gives", target.display(), source.display());
+            println!("{shown} is what its source gives");
         } else if check {
-            stale.push(target.display().to_string());
+            stale.push(shown);
         } else {
             fs::write(&target, made).with_context(|| format!("writing {}", target.display()))?;
-            println!("{} made again", target.display());
+            println!("{shown} made again");
         }
     }
     ensure!(stale.is_empty(), "not what the source gives, run `cargo xtask ptx`: {}", stale.join(", "));
