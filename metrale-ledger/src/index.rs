@@ -161,24 +161,29 @@ impl Page {
         here.iter().rev().chain(self.regions[..rank].iter().rev().flat_map(|r| r.iter().rev()))
     }
 
-    /// The nearest entry behind `offset`.
-    fn after(&self, offset: u32) -> Option<&Entry> {
+    /// The nearest entries at or before `offset`, and behind it.
+    fn neighbours(&self, offset: u32) -> (Option<&Entry>, Option<&Entry>) {
         let region = Self::region_of(offset);
-        let mut rank = self.rank(region);
-        if self.has(region) {
-            let entries = &self.regions[rank];
-            if let Some(entry) = entries.get(entries.partition_point(|e| e.offset <= offset)) {
-                return Some(entry);
-            }
-            rank += 1;
+        let rank = self.rank(region);
+        let before = |rank: usize| rank.checked_sub(1).and_then(|r| self.regions[r].last());
+        if !self.has(region) {
+            return (before(rank), self.regions.get(rank).and_then(|r| r.first()));
         }
-        self.regions.get(rank).and_then(|r| r.first())
+        let entries = &self.regions[rank];
+        let at = entries.partition_point(|e| e.offset <= offset);
+        let nearest = if at > 0 { entries.get(at - 1) } else { before(rank) };
+        (nearest, entries.get(at).or_else(|| self.regions.get(rank + 1).and_then(|r| r.first())))
     }
 
     /// An entry that shares bytes with `offset..offset + bytes`; looks past the nearest one only when `thorough`.
     fn clash(&self, offset: u32, bytes: u32, thorough: bool) -> Option<&Entry> {
-        let mut before = self.at_or_before(offset).take(if thorough { usize::MAX } else { 1 });
-        before.find(|e| e.end() > offset).or_else(|| self.after(offset).filter(|e| e.offset < offset + bytes))
+        let (before, after) = self.neighbours(offset);
+        let before = before.filter(|e| e.end() > offset);
+        let before = match before {
+            None if thorough => self.at_or_before(offset).find(|e| e.end() > offset),
+            nearest => nearest,
+        };
+        before.or_else(|| after.filter(|e| e.offset < offset + bytes))
     }
 
     fn insert(&mut self, entry: Entry, spares: &mut Vec<Vec<Entry>>) {

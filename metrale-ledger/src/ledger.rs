@@ -61,22 +61,20 @@ impl Shared {
     fn change<T>(&self, change: impl FnOnce(&mut Book) -> T) -> T {
         let mut book = self.book.lock();
         let answer = change(&mut book);
-        match book.running_totals() {
-            Some(totals) => {
-                self.publish(&totals);
-                self.stale.store(false, Relaxed);
-            }
-            None => {
-                let (bytes, count, peak) = book.live_totals();
-                self.live_bytes.store(bytes, Relaxed);
-                self.live_count.store(count, Relaxed);
-                self.peak_bytes.store(peak, Relaxed);
-                self.stale.store(true, Relaxed);
-            }
+        if book.has_overlaps() {
+            let (bytes, count, peak) = book.live_totals();
+            self.live_bytes.store(bytes, Relaxed);
+            self.live_count.store(count, Relaxed);
+            self.peak_bytes.store(peak, Relaxed);
+            self.stale.store(true, Relaxed);
+        } else {
+            self.publish(&book.running_totals());
+            self.stale.store(false, Relaxed);
         }
         answer
     }
 
+    #[inline]
     fn publish(&self, totals: &Totals) {
         for (cell, value) in [
             (&self.live_bytes, totals.live_bytes),

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Answers to what should not have been asked: frees of what is not live, records over what is.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::panic::Location;
 
@@ -312,36 +311,45 @@ pub(crate) struct Tombstone {
     pub(crate) how: FreedBy,
 }
 
-/// The last frees, oldest first, up to a limit.
+/// The last frees, up to a limit, as a ring: a free on the hot path writes one stone and moves nothing.
 pub(crate) struct Graveyard {
-    stones: VecDeque<Tombstone>,
+    /// None where a free turned out not to have happened.
+    stones: Vec<Option<Tombstone>>,
+    /// Where the next one goes; before it the newest, behind it, once the ring is full, the oldest.
+    next: usize,
     limit: usize,
 }
 
 impl Graveyard {
     pub(crate) fn new(limit: usize) -> Self {
-        Self { stones: VecDeque::new(), limit }
+        Self { stones: Vec::new(), next: 0, limit }
     }
 
     pub(crate) fn bury(&mut self, stone: Tombstone) {
-        if self.stones.len() >= self.limit {
-            self.stones.pop_front();
+        if self.limit == 0 {
+            return;
         }
-        if self.limit > 0 {
-            self.stones.push_back(stone);
+        if self.next == self.limit {
+            self.next = 0;
         }
+        match self.stones.get_mut(self.next) {
+            Some(oldest) => *oldest = Some(stone),
+            None => self.stones.push(Some(stone)),
+        }
+        self.next += 1;
     }
 
     /// The last free among those that fit.
     pub(crate) fn last(&self, fits: impl Fn(&Slot) -> bool) -> Option<&Tombstone> {
-        self.stones.iter().rev().find(|stone| fits(&stone.slot))
+        let (newer, older) = self.stones.split_at(self.next);
+        newer.iter().rev().chain(older.iter().rev()).flatten().find(|stone| fits(&stone.slot))
     }
 
     /// Removes the free of an allocation that turned out not to have happened.
     pub(crate) fn unbury(&mut self, addr: u64, index: u64) {
-        // Just buried in all likelihood, so the search begins at the end.
-        if let Some(at) = self.stones.iter().rposition(|s| s.slot.addr == addr && s.slot.index == index) {
-            self.stones.remove(at);
+        let undone = |stone: &Tombstone| stone.slot.addr == addr && stone.slot.index == index;
+        if let Some(stone) = self.stones.iter_mut().find(|stone| stone.as_ref().is_some_and(undone)) {
+            *stone = None;
         }
     }
 }
