@@ -1,2 +1,82 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The CUDA backend of an inference engine, with a ledger that accounts for every byte.
+//!
+//! ```text
+//!   engine ── GpuBackend (object-safe) ──> MetraleCudaBackend
+//!                                            |      |       |
+//!                                         ledger  registry  telemetry
+//!                                                   |
+//!                                               DriverApi    the installed driver, or one in software
+//! ```
+//!
+//! Every allocation is written down with the source line that made it, and taken off before it is freed. So at any
+//! moment the backend can say what is live, whose it is and what the device keeps for it; a double free is answered with
+//! both lines, out of memory with who holds what, and a copy past the end with the owner's line.
+//!
+//! ```
+//! use metrale_cuda_backend::MetraleCudaBackend;
+//! # use std::sync::Arc;
+//! # use metrale_driver_sim::{Profile, SimDriver};
+//!
+//! // On a machine with a GPU: `MetraleCudaBackend::new(0, &[])?`.
+//! # let driver = Arc::new(SimDriver::new(Profile::h200()));
+//! let backend = MetraleCudaBackend::builder().driver(driver).build()?;
+//!
+//! let weights = {
+//!     let _layer = backend.scope("layers.0.mlp");
+//!     backend.alloc(3 << 20)?
+//! };
+//! backend.copy_h2d(&[7; 1024], weights)?;
+//! assert_eq!(backend.live_bytes(), 3 << 20);
+//! assert_eq!(backend.resident_bytes(), 4 << 20); // whole 2 MiB pages
+//! println!("{}", backend.alloc_report(10, 0));
+//!
+//! backend.free(weights)?;
+//! let again = backend.free(weights).unwrap_err();
+//! assert!(again.to_string().contains("freed before at"));
+//! # Ok::<(), anyhow::Error>(())
+//! ```
+//!
+//! # What it is not
+//! A memory pool, a tensor library or a scheduler: each call is the driver's call of that name, checked and accounted
+//! for. Streams, events and graphs are the caller's to order.
+//!
+//! # Features
+//! * `ledger` (on): keeps the ledger. Without it the same methods exist and the reads answer zero.
+//! * `sim` (off): `builder().software(profile)`, the driver in software.
+//! * `metrale_scale` (off): builds for AMD's SCALE toolchain.
+
+mod backend;
+mod book;
+mod call;
+mod config;
+pub mod error;
+mod event;
+mod face;
+mod gpu;
+mod launch;
+pub mod memory;
+mod parts;
+mod stream;
+mod sweep;
+
+pub use backend::{BackendBuilder, MetraleCudaBackend};
+pub use config::{BackendConfig, ConfigError, DEBUG_SYNC_KERNELS};
+pub use error::{BadArgument, CallFailed, ContextLost, LedgerConflict, NotBound, Remedy, remedy};
+pub use gpu::{DevicePtr, GpuBackend, GraphHandle, KernelHandle};
+pub use launch::{KernelFault, KernelLaunch};
+pub use memory::{
+    Copy2d, CopyOutOfBounds, End, FreeError, Holder, MemoryInfo, OutOfMemory, PinnedBuffer, PinnedPtr, Side,
+    Verdict,
+};
+pub use metrale_driver_sys::{CUtensorMap, DriverApi, DriverError, DriverFn};
+pub use metrale_ledger::{AllocKind, AllocRecord, ByteSize, ForgetError, LedgerProbe, ScopeGuard, Snapshot};
+pub use metrale_registry::{
+    CudaHost, DeviceFacts, HostError, LaunchError, LaunchExcess, MetraleRegistry, RegistryError,
+};
+pub use stream::LEGACY_STREAM;
+
+/// Compiles and runs the README's example.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExample;

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! [`MetraleCudaBackend`]: the context, modules, stream and ledger of one device, and its builder.
+
+use core::fmt;
+use std::sync::Arc;
+
+use anyhow::Result;
+use metrale_driver_sys::{CUcontext, CUdevice_attribute, DriverApi, DriverError};
+use metrale_ledger::{LedgerProbe, ScopeGuard};
+use metrale_registry::{CudaHost, DeviceFacts, HostError, MetraleRegistry};
+use metrale_telemetry::{ModuleLoad, run_metrics};
+
+use crate::book::Book;
+use crate::call::{Doing, ask};
+use crate::config::BackendConfig;
+use crate::error::NotBound;
+use crate::gpu::DevicePtr;
+use crate::launch::Kernels;
+
+/// A device that reads pageable host memory through the host's own page tables.
+const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: CUdevice_attribute = 100;
+
+/// The CUDA backend: one device's context, kernel modules, stream and ledger.
+///
+/// Every method of [`GpuBackend`](crate::GpuBackend) is an inherent method too, so that nothing need be imported to call
+/// it; its documentation stands at the trait.
+///
+/// Dropping the backend frees what is still on its ledger, and arenas and pinned memory too, with a warning that says
+/// whose they were; then the modules unload, and with the last user of the device its context goes.
+pub struct MetraleCudaBackend {
+    // In this order: the ledger's memory is freed by `drop`, before any field goes.
+    book: Book,
+    kernels: Kernels,
+    registry: Arc<MetraleRegistry>,
+    host: Arc<CudaHost>,
+    config: BackendConfig,
+    reads_pageable_memory: bool,
+}
+
+/// Makes a [`MetraleCudaBackend`]; from [`MetraleCudaBackend::builder`].
+#[derive(Clone, Default)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct BackendBuilder {
+    driver: Option<Arc<dyn DriverApi>>,
+    ordinal: usize,
+    modules: Vec<(&'static str, &'static [u8])>,
+    config: Option<BackendConfig>,
+}
+
+impl BackendBuilder {
+    /// The driver to work on; the system's by default.
+    pub fn driver(self, driver: Arc<dyn DriverApi>) -> Self {
+        Self { driver: Some(driver), ..self }
+    }
+
+    /// The device, by its place among those the process sees; the first by default.
+    pub fn ordinal(self, ordinal: usize) -> Self {
+        Self { ordinal, ..self }
+    }
+
+    /// Kernel modules to load: a name, and PTX text, a cubin or a fatbin. Adds to those given before.
+    pub fn modules(mut self, modules: &[(&'static str, &'static [u8])]) -> Self {
+        self.modules.extend_from_slice(modules);
+        self
+    }
+
+    /// The configuration; what the environment says is then not looked at.
+    pub fn config(self, config: BackendConfig) -> Self {
+        Self { config: Some(config), ..self }
+    }
+
+    /// Makes the backend: the device's context, current on this thread afterwards, and the modules in it.
+    ///
+    /// Starts a new run in [`metrale_telemetry::run_metrics`]. Blocks while the driver makes the context and compiles the
+    /// modules. Allowed during a capture only where the device's context exists.
+    ///
+    /// # Errors
+    /// [`ConfigError`](crate::ConfigError) for an environment variable that does not parse;
+    /// [`HostError`](crate::HostError) without a usable driver or device; [`RegistryError`](crate::RegistryError) for a
+    /// module that does not load. Nothing is left behind.
+    pub fn build(self) -> Result<MetraleCudaBackend> {
+        let config = match self.config {
+            Some(config) => config,
+            None => BackendConfig::from_env()?,
+        };
+        let driver = match self.driver {
+            Some(driver) => driver,
+            None => metrale_driver_sys::system().map_err(HostError::NoDriver)?,
+        };
+        // Before the first look-up, so that the audit lists only those of this backend.
+        run_metrics::reset_for_new_run();
+        let host = CudaHost::acquire(driver, self.ordinal)?;
+        host.set_teardown_sink(Some(Arc::new(|error| tracing::error!("{error}"))));
+        let registry = MetraleRegistry::load_into(Arc::clone(&host), &self.modules)?;
+        note_modules(&registry);
+        let reads_pageable_memory = reads_pageable_memory(&host);
+        let backend = MetraleCudaBackend {
+            book: Book::default(),
+            kernels: Kernels::default(),
+            registry,
+            host,
+            config,
+            reads_pageable_memory,
+        };
+        run_metrics::process().baseline().set(backend.memory_info()?.free_bytes);
+        Ok(backend)
+    }
+}
+
+impl fmt::Debug for BackendBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let modules: Vec<_> = self.modules.iter().map(|(name, _)| name).collect();
+        f.debug_struct("BackendBuilder")
+            .field("driver", &self.driver.as_ref().map(|driver| driver.source()))
+            .field("ordinal", &self.ordinal)
+            .field("modules", &modules)
+            .field("config", &self.config)
+            .finish()
+    }
+}
+
+/// Tells the audit which modules there are and what their images name.
+fn note_modules(registry: &MetraleRegistry) {
+    let audit = run_metrics::process().audit();
+    for module in registry.modules() {
+        let kernels: Vec<_> = module.kernels.iter().map(String::as_str).collect();
+        audit.module_loaded(ModuleLoad {
+            module: module.name,
+            image_bytes: module.image_bytes as u64,
+            device_bytes: None,
+            load_time: module.load_time,
+            kernels: &kernels,
+        });
+    }
+}
+
+/// Whether copies from pageable memory may still read it after they were queued: where the device shares the host's
+/// memory or its page tables, the driver need not stage anything.
+fn reads_pageable_memory(host: &CudaHost) -> bool {
+    let mut uses_page_tables = 0;
+    let which = PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
+    // SAFETY: the result pointer is a local.
+    let answer =
+        unsafe { ask!(host.driver(), cuDeviceGetAttribute(&mut uses_page_tables, which, host.device())) };
+    // A driver too old to know the attribute has no such device.
+    host.facts().integrated || (answer.is_ok() && uses_page_tables != 0)
+}
+
+impl MetraleCudaBackend {
+    /// A backend on a device of the system's driver, with these modules and the environment's configuration.
+    ///
+    /// # Errors
+    /// As [`BackendBuilder::build`].
+    pub fn new(ordinal: usize, ptx_modules: &[(&'static str, &'static [u8])]) -> Result<Self> {
+        Self::builder().ordinal(ordinal).modules(ptx_modules).build()
+    }
+
+    /// A builder, for another driver, device or configuration.
+    pub fn builder() -> BackendBuilder {
+        BackendBuilder::default()
+    }
+
+    /// The driver below.
+    #[must_use]
+    pub fn driver(&self) -> &dyn DriverApi {
+        self.host.driver()
+    }
+
+    /// The device's host: context, stream, facts.
+    #[must_use]
+    pub const fn host(&self) -> &Arc<CudaHost> {
+        &self.host
+    }
+
+    /// The modules.
+    #[must_use]
+    pub const fn registry(&self) -> &Arc<MetraleRegistry> {
+        &self.registry
+    }
+
+    /// What is fixed about the device.
+    #[must_use]
+    pub fn device(&self) -> &DeviceFacts {
+        self.host.facts()
+    }
+
+    /// The configuration in force.
+    #[must_use]
+    pub const fn config(&self) -> &BackendConfig {
+        &self.config
+    }
+
+    /// See [`GpuBackend::ordinal`](crate::GpuBackend::ordinal).
+    #[must_use]
+    pub fn ordinal(&self) -> usize {
+        self.host.ordinal()
+    }
+
+    /// See [`GpuBackend::stream`](crate::GpuBackend::stream).
+    #[must_use]
+    pub fn stream(&self) -> u64 {
+        self.host.raw_stream()
+    }
+
+    /// See [`GpuBackend::bind_to_thread`](crate::GpuBackend::bind_to_thread).
+    pub fn bind_to_thread(&self) -> Result<()> {
+        self.host.bind_to_thread().doing(|| format!("binding this thread to device {}", self.ordinal()))
+    }
+
+    /// See [`GpuBackend::live_bytes`](crate::GpuBackend::live_bytes).
+    #[must_use]
+    pub fn live_bytes(&self) -> usize {
+        self.book.ledger().live_bytes()
+    }
+
+    /// See [`GpuBackend::live_allocations`](crate::GpuBackend::live_allocations).
+    #[must_use]
+    pub fn live_allocations(&self) -> Vec<(DevicePtr, usize, String)> {
+        let live = self.book.ledger().live_allocations().into_iter();
+        live.map(|(addr, record)| (DevicePtr(addr), record.bytes, record.site.to_string())).collect()
+    }
+
+    /// See [`GpuBackend::chunk_slack_bytes`](crate::GpuBackend::chunk_slack_bytes).
+    #[must_use]
+    pub fn chunk_slack_bytes(&self) -> usize {
+        self.book.ledger().chunk_slack_bytes()
+    }
+
+    /// See [`GpuBackend::resident_bytes`](crate::GpuBackend::resident_bytes).
+    #[must_use]
+    pub fn resident_bytes(&self) -> usize {
+        self.book.ledger().resident_bytes()
+    }
+
+    /// See [`GpuBackend::ledger_probe`](crate::GpuBackend::ledger_probe).
+    #[must_use]
+    pub fn ledger_probe(&self) -> LedgerProbe {
+        self.book.ledger().probe()
+    }
+
+    /// See [`GpuBackend::alloc_report`](crate::GpuBackend::alloc_report).
+    #[must_use]
+    pub fn alloc_report(&self, top_n: usize, min_mb: usize) -> String {
+        self.book.ledger().report(top_n, min_mb)
+    }
+
+    /// See [`GpuBackend::scope`](crate::GpuBackend::scope).
+    pub fn scope(&self, label: &str) -> ScopeGuard {
+        self.book.ledger().scope(label)
+    }
+
+    pub(crate) const fn book(&self) -> &Book {
+        &self.book
+    }
+
+    pub(crate) const fn kernels(&self) -> &Kernels {
+        &self.kernels
+    }
+
+    /// The device's memory in bytes.
+    pub(crate) fn total_bytes(&self) -> u64 {
+        self.host.facts().total_bytes
+    }
+
+    pub(crate) const fn reads_pageable_memory(&self) -> bool {
+        self.reads_pageable_memory
+    }
+
+    /// Refuses to go on where another context, or none, is current: the driver would work on the wrong device, or answer
+    /// a bare 201. Costs some 60 ns.
+    pub(crate) fn bound(&self, doing: &'static str) -> Result<()> {
+        let current = current_context(self.driver()).doing(|| doing.to_owned())?;
+        if current == self.host.context() {
+            return Ok(());
+        }
+        Err(NotBound { doing, ordinal: self.ordinal(), current }.into())
+    }
+
+    /// Makes the context current on this thread until the guard goes.
+    pub(crate) fn enter(&self) -> Result<Current<'_>, DriverError> {
+        let before = current_context(self.driver())?;
+        if before == self.host.context() {
+            return Ok(Current { driver: self.driver(), before: None });
+        }
+        self.host.bind_to_thread()?;
+        Ok(Current { driver: self.driver(), before: Some(before) })
+    }
+}
+
+impl Drop for MetraleCudaBackend {
+    fn drop(&mut self) {
+        self.free_all_left();
+    }
+}
+
+impl fmt::Debug for MetraleCudaBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MetraleCudaBackend")
+            .field("host", &self.host)
+            .field("config", &self.config)
+            .field("ledger", self.book.ledger())
+            .finish_non_exhaustive()
+    }
+}
+
+fn current_context(driver: &dyn DriverApi) -> Result<CUcontext, DriverError> {
+    let mut current = 0;
+    // SAFETY: the result pointer is a local.
+    unsafe { ask!(driver, cuCtxGetCurrent(&mut current)) }.map(|()| current)
+}
+
+/// The backend's context is current until this is dropped; then what was before is again.
+pub(crate) struct Current<'backend> {
+    driver: &'backend dyn DriverApi,
+    /// What to put back; `None` where nothing was changed.
+    before: Option<CUcontext>,
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            // A context that was destroyed meanwhile cannot be put back; the thread's next call will say so.
+            // SAFETY: takes a handle, which the driver checks.
+            let _ = unsafe { ask!(self.driver, cuCtxSetCurrent(before)) };
+        }
+    }
+}

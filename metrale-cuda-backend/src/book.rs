@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The backend's side of the ledger: what is written when, and what stays empty without the feature.
+
+use std::panic::Location;
+
+use metrale_ledger::{AllocKind, AllocRecord, ForgetError, Ledger, RecordMisuse, Whois};
+
+use crate::parts::KEEPS_LEDGER;
+
+/// The one ledger of a backend. Everything that writes goes through here.
+#[derive(Debug, Default)]
+pub(crate) struct Book {
+    ledger: Ledger,
+}
+
+impl Book {
+    /// The ledger, for reading and for scopes.
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// Writes down what the driver has just given. An answer of misuse leaves it off the ledger.
+    pub(crate) fn record(
+        &self,
+        addr: u64,
+        bytes: usize,
+        kind: AllocKind,
+        site: &'static Location<'static>,
+    ) -> Result<(), Box<RecordMisuse>> {
+        if !KEEPS_LEDGER {
+            return Ok(());
+        }
+        self.ledger.record_as(addr, bytes, site, kind).into_result().map(drop).inspect_err(|_| {
+            // The caller gives the memory back; the misuse stays counted.
+            let _ = self.forget(addr, kind);
+        })
+    }
+
+    /// Takes an address off before the driver frees it, under the caller's line. `None` where no ledger is kept, and so
+    /// nothing is known of any address.
+    #[track_caller]
+    pub(crate) fn forget(&self, addr: u64, kind: AllocKind) -> Result<Option<AllocRecord>, ForgetError> {
+        if !KEEPS_LEDGER {
+            return Ok(None);
+        }
+        match kind {
+            AllocKind::Arena => self.ledger.try_forget_arena(addr),
+            AllocKind::Pinned => self.ledger.try_forget_pinned(addr),
+            _ => self.ledger.try_forget(addr),
+        }
+        .map(Some)
+    }
+
+    /// Puts back what the driver would not free, marked.
+    pub(crate) fn put_back(&self, addr: u64, record: Option<&AllocRecord>) {
+        if let Some(record) = record {
+            // Should the address be live again, that allocation stays; the ledger counts the misuse.
+            let _ = self.ledger.restore(addr, record);
+        }
+    }
+
+    /// What is known of an address.
+    pub(crate) fn whois(&self, addr: u64) -> Whois {
+        if KEEPS_LEDGER { self.ledger.whois(addr) } else { Whois::Unknown }
+    }
+}

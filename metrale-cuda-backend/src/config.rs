@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Every knob of the backend, and the one place that reads the environment.
+//!
+//! | variable | field | values |
+//! |---|---|---|
+//! | `METRALE_DEBUG_SYNC_KERNELS` | [`BackendConfig::debug_sync_kernels`] | `1` on; `0`, empty or unset off |
+
+use std::ffi::OsString;
+
+/// The variable behind [`BackendConfig::debug_sync_kernels`].
+pub const DEBUG_SYNC_KERNELS: &str = "METRALE_DEBUG_SYNC_KERNELS";
+
+/// What a backend does beyond its plain work. [`Default`] is all off, whatever the environment says.
+///
+/// ```
+/// use metrale_cuda_backend::BackendConfig;
+///
+/// let mut config = BackendConfig::default();
+/// config.debug_sync_kernels = true;
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BackendConfig {
+    /// Waits for the stream after every launch, so that a kernel's fault is reported at the launch that caused it and
+    /// not at some later call. Costs all overlap of host and device; launches inside a capture are left alone.
+    pub debug_sync_kernels: bool,
+}
+
+impl BackendConfig {
+    /// The configuration that the environment asks for.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for a variable whose value does not parse; a misspelt switch must not count as off.
+    pub fn from_env() -> Result<Self, ConfigError> {
+        Self::from_variables(|name| std::env::var_os(name))
+    }
+
+    /// The configuration that the variables of `lookup` ask for.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn from_variables(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, ConfigError> {
+        Ok(Self { debug_sync_kernels: switch(&lookup, DEBUG_SYNC_KERNELS)? })
+    }
+}
+
+/// A variable whose value the backend cannot use. Fix the variable and start again.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{variable}={value:?} is not understood: {expected}")]
+#[non_exhaustive]
+pub struct ConfigError {
+    /// The variable's name.
+    pub variable: &'static str,
+    /// Its value; bytes that are not text are shown replaced.
+    pub value: String,
+    /// What would be understood.
+    pub expected: &'static str,
+}
+
+/// Reads an on-off variable.
+fn switch(lookup: &impl Fn(&str) -> Option<OsString>, variable: &'static str) -> Result<bool, ConfigError> {
+    let Some(raw) = lookup(variable) else { return Ok(false) };
+    let value = raw.to_string_lossy();
+    match value.trim() {
+        "1" => Ok(true),
+        "0" | "" => Ok(false),
+        _ => Err(ConfigError {
+            variable,
+            value: value.into_owned(),
+            expected: "set it to 1 for on, or to 0 (or not at all) for off",
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(value: Option<&str>) -> Result<BackendConfig, ConfigError> {
+        BackendConfig::from_variables(|name| {
+            (name == DEBUG_SYNC_KERNELS).then_some(value).flatten().map(OsString::from)
+        })
+    }
+
+    #[test]
+    fn a_switch_is_on_off_or_an_error_that_names_it() {
+        assert!(with(Some("1")).unwrap().debug_sync_kernels);
+        for off in [None, Some(""), Some("0"), Some(" 0 ")] {
+            assert_eq!(with(off).unwrap(), BackendConfig::default(), "{off:?}");
+        }
+        for wrong in ["true", "yes", "2", "-1", "on", "1x"] {
+            let error = with(Some(wrong)).unwrap_err();
+            assert_eq!((error.variable, error.value.as_str()), (DEBUG_SYNC_KERNELS, wrong));
+            let text = error.to_string();
+            assert!(text.contains(DEBUG_SYNC_KERNELS) && text.contains("set it to 1"), "{text}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_value_that_is_not_text_is_an_error_too() {
+        use std::os::unix::ffi::OsStringExt;
+        let raw = OsString::from_vec(vec![0xff, b'1']);
+        let error = BackendConfig::from_variables(|_| Some(raw.clone())).unwrap_err();
+        assert!(error.value.ends_with('1'));
+    }
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The typed causes inside the backend's `anyhow` errors, sorted by what the caller can do about them.
+//!
+//! | [`Remedy`] | causes |
+//! |---|---|
+//! | [`FreeAndRetry`](Remedy::FreeAndRetry) | [`OutOfMemory`](crate::OutOfMemory) |
+//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`](crate::CopyOutOfBounds), [`FreeError`](crate::FreeError), [`ConfigError`](crate::ConfigError), most of [`CallFailed`], [`LaunchError`](crate::LaunchError) and [`RegistryError`](crate::RegistryError) |
+//! | [`Relaunch`](Remedy::Relaunch) | [`ContextLost`], [`KernelFault`](crate::KernelFault), and whatever carries a status the context does not survive |
+//! | [`ReportBug`](Remedy::ReportBug) | [`LedgerConflict`], statuses that no call of ours should bring |
+//!
+//! Each is found in an `anyhow::Error` by `downcast_ref`, and keeps the [`DriverError`] it came from.
+
+use metrale_driver_sys::{
+    CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_DEINITIALIZED,
+    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_OUT_OF_MEMORY, CUresult, DriverError, is_sticky,
+};
+use metrale_registry::{LaunchError, RegistryError};
+
+use crate::config::ConfigError;
+use crate::launch::KernelFault;
+use crate::memory::{CopyOutOfBounds, FreeError, OutOfMemory};
+
+/// What the caller of a failed call can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Remedy {
+    /// Give memory back, or ask for less, and try again.
+    FreeAndRetry,
+    /// The call, its arguments or its surroundings are wrong; the same call fails again, other calls go on working.
+    FixCall,
+    /// The context is lost: no call on it works any more. End the process and start it again.
+    Relaunch,
+    /// None of the above explains it.
+    ReportBug,
+}
+
+/// What the caller can do about an error of this crate; `None` where no cause in the chain is of this crate or the
+/// driver.
+///
+/// ```
+/// use metrale_cuda_backend::{BadArgument, Remedy, remedy};
+///
+/// let error = anyhow::Error::new(BadArgument::new("a stride of 3 bytes for rows of 4"));
+/// assert_eq!(remedy(&error.context("loading weights")), Some(Remedy::FixCall));
+/// ```
+#[must_use]
+pub fn remedy(error: &anyhow::Error) -> Option<Remedy> {
+    error.chain().find_map(|cause| {
+        if let Some(cause) = cause.downcast_ref::<CallFailed>() {
+            Some(cause.remedy())
+        } else if let Some(cause) = cause.downcast_ref::<RegistryError>() {
+            Some(cause.driver_error().map_or(Remedy::FixCall, |error| remedy_of_status(error.status)))
+        } else if let Some(cause) = cause.downcast_ref::<LaunchError>() {
+            Some(remedy_of_status(cause.error.status))
+        } else if let Some(cause) = cause.downcast_ref::<DriverError>() {
+            Some(remedy_of_status(cause.status))
+        } else if cause.is::<OutOfMemory>() {
+            Some(Remedy::FreeAndRetry)
+        } else if cause.is::<ContextLost>() || cause.is::<KernelFault>() {
+            Some(Remedy::Relaunch)
+        } else if cause.is::<LedgerConflict>() {
+            Some(Remedy::ReportBug)
+        } else if cause.is::<BadArgument>()
+            || cause.is::<NotBound>()
+            || cause.is::<CopyOutOfBounds>()
+            || cause.is::<FreeError>()
+            || cause.is::<ConfigError>()
+        {
+            Some(Remedy::FixCall)
+        } else {
+            None
+        }
+    })
+}
+
+/// What a bare status leaves to do.
+pub(crate) const fn remedy_of_status(status: CUresult) -> Remedy {
+    match status {
+        CUDA_ERROR_OUT_OF_MEMORY => Remedy::FreeAndRetry,
+        CUDA_ERROR_DEINITIALIZED | CUDA_ERROR_INVALID_CONTEXT | CUDA_ERROR_CONTEXT_IS_DESTROYED => {
+            Remedy::Relaunch
+        }
+        _ if is_sticky(status) => Remedy::Relaunch,
+        // Wrong values, images, handles, states, names, launches, and what a capture forbids.
+        1 | CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER | 100..=102 | 200..=225 | 300..=302 | 400..=499 => {
+            Remedy::FixCall
+        }
+        500 | 600 | 701..=713 | 720 | 800..=812 | 900..=909 | 912 => Remedy::FixCall,
+        _ => Remedy::ReportBug,
+    }
+}
+
+/// A driver call that failed while the context stays usable.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{doing}: {driver}{}", hint.as_deref().map(|hint| format!(" ({hint})")).unwrap_or_default())]
+#[non_exhaustive]
+pub struct CallFailed {
+    /// What was being done, in words.
+    pub doing: String,
+    /// Function and status.
+    pub driver: DriverError,
+    /// What is known beyond the status, such as who freed the address.
+    pub hint: Option<String>,
+}
+
+impl CallFailed {
+    /// What the caller can do.
+    #[must_use]
+    pub const fn remedy(&self) -> Remedy {
+        remedy_of_status(self.driver.status)
+    }
+}
+
+/// The context does not answer any more: a kernel faulted, or the driver is shutting down.
+///
+/// From here on every call on the context fails with the same status; ending the process is the only cure.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{doing}: {driver}; the context is lost and every later call on it fails. A fault of an earlier kernel shows at \
+     some later call: run again with METRALE_DEBUG_SYNC_KERNELS=1 to see which launch it was, then restart the process"
+)]
+#[non_exhaustive]
+pub struct ContextLost {
+    /// What was being done, in words.
+    pub doing: String,
+    /// Function and status.
+    pub driver: DriverError,
+}
+
+/// The calling thread has not made the backend's context its current one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{doing}: {} on this thread, but the backend works on device {ordinal}; call bind_to_thread on this thread once \
+     before it uses the backend",
+    match current { 0 => "no context is current".to_owned(), other => format!("another context ({other:#x}) is current") }
+)]
+#[non_exhaustive]
+pub struct NotBound {
+    /// What was being done, in words.
+    pub doing: &'static str,
+    /// The backend's device.
+    pub ordinal: usize,
+    /// The context that is current instead; 0 for none.
+    pub current: u64,
+}
+
+/// An argument that no driver could make sense of; the driver was not asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}")]
+#[non_exhaustive]
+pub struct BadArgument {
+    /// What is wrong and what would be right.
+    pub what: String,
+}
+
+impl BadArgument {
+    /// The error with this text.
+    pub fn new(what: impl Into<String>) -> Self {
+        Self { what: what.into() }
+    }
+}
+
+/// The driver handed out memory that the ledger cannot take in, for it overlaps what is live. The memory was given back.
+///
+/// Either another part of the process freed memory of this backend behind its back, or this is a bug.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the driver returned {bytes} bytes at {addr:#x}, which the ledger refuses: {reason}. Something freed the backend's \
+     memory behind its back, or the ledger is wrong; the new memory was given back"
+)]
+#[non_exhaustive]
+pub struct LedgerConflict {
+    /// The address the driver returned.
+    pub addr: u64,
+    /// The bytes asked for.
+    pub bytes: usize,
+    /// The ledger's own answer.
+    pub reason: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use metrale_driver_sys::{DriverFn, KNOWN_STATUSES};
+
+    #[test]
+    fn a_status_that_the_context_does_not_survive_means_relaunch() {
+        for &status in KNOWN_STATUSES {
+            let lost = is_sticky(status) || matches!(status, 4 | 201 | 709);
+            assert_eq!(remedy_of_status(status) == Remedy::Relaunch, lost, "{status}");
+        }
+        assert_eq!(remedy_of_status(2), Remedy::FreeAndRetry);
+        for status in [1, 200, 218, 222, 400, 500, 701, 900, 907] {
+            assert_eq!(remedy_of_status(status), Remedy::FixCall, "{status}");
+        }
+        for status in [999, 12_345, -1] {
+            assert_eq!(remedy_of_status(status), Remedy::ReportBug, "{status}");
+        }
+    }
+
+    #[test]
+    fn causes_are_found_through_context_and_keep_the_driver_error() {
+        let driver = DriverError { function: DriverFn::cuMemFree_v2, status: 700 };
+        let error =
+            anyhow::Error::new(ContextLost { doing: "freeing 0x200".into(), driver }).context("unloading");
+        assert_eq!(remedy(&error), Some(Remedy::Relaunch));
+        assert_eq!(error.downcast_ref::<ContextLost>().map(|lost| lost.driver), Some(driver));
+        assert_eq!(remedy(&anyhow::anyhow!("something else")), None);
+        assert_eq!(remedy(&anyhow::Error::new(driver)), Some(Remedy::Relaunch));
+    }
+
+    #[test]
+    fn a_thread_that_forgot_is_told_what_to_call() {
+        let text = |current| NotBound { doing: "allocating", ordinal: 1, current }.to_string();
+        assert!(text(0).contains("no context is current") && text(0).contains("bind_to_thread"));
+        assert!(text(0x55).contains("another context (0x55)"));
+    }
+}

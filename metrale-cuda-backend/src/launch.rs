@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Finding kernels and launching them: untyped, and typed with [`KernelLaunch`].
+
+use core::ffi::c_void;
+use std::collections::HashMap;
+use std::panic::Location;
+use std::sync::Arc;
+
+use anyhow::{Error, Result};
+use metrale_driver_sys::{CU_STREAM_CAPTURE_STATUS_NONE, CUtensorMap, DriverError, stream_capture_status};
+use metrale_registry::RegistryError;
+use metrale_telemetry::{
+    KernelUsage, Launch, LaunchArg, LaunchKind, Lookup, Need, kernel_audit, run_metrics,
+};
+use parking_lot::RwLock;
+
+use crate::backend::MetraleCudaBackend;
+use crate::call::ask;
+use crate::gpu::{DevicePtr, GpuBackend, KernelHandle};
+
+/// A kernel that failed while it ran, found by waiting after its launch
+/// ([`debug_sync_kernels`](crate::BackendConfig::debug_sync_kernels)). The context is lost: restart the process.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "kernel {kernel} failed while it ran (grid {}, block {}, {shared_bytes} bytes of dynamic shared memory, stream \
+     {stream:#x}): {driver}; the context is lost, restart the process",
+    extent(*grid), extent(*block)
+)]
+#[non_exhaustive]
+pub struct KernelFault {
+    /// Module and function, or the handle where no look-up of this backend gave it.
+    pub kernel: Arc<str>,
+    /// Blocks of the grid.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Dynamic shared memory of a block, in bytes.
+    pub shared_bytes: u32,
+    /// The stream it was launched on.
+    pub stream: u64,
+    /// What the wait answered.
+    #[source]
+    pub driver: DriverError,
+}
+
+fn extent([x, y, z]: [u32; 3]) -> String {
+    format!("{x}x{y}x{z}")
+}
+
+/// What is kept beside a kernel's handle.
+struct Known {
+    /// `module::function`, for errors and traces.
+    name: Arc<str>,
+    /// Where the audit learns that it was launched.
+    usage: KernelUsage,
+}
+
+/// The kernels this backend has looked up, by handle.
+#[derive(Default)]
+pub(crate) struct Kernels {
+    known: RwLock<HashMap<u64, Known>>,
+}
+
+impl Kernels {
+    /// Keeps a kernel's name beside its handle.
+    fn learn(&self, handle: u64, module: &str, function: &str) {
+        if !self.known.read().contains_key(&handle) {
+            let usage = run_metrics::process().audit().usage(module, function);
+            let name = format!("{module}::{function}").into();
+            self.known.write().insert(handle, Known { name, usage });
+        }
+    }
+
+    /// Tells the audit of a launch.
+    fn launched(&self, handle: u64) {
+        if let Some(kernel) = self.known.read().get(&handle) {
+            kernel.usage.mark_launched();
+        }
+    }
+
+    fn name(&self, handle: u64) -> Arc<str> {
+        match self.known.read().get(&handle) {
+            Some(kernel) => Arc::clone(&kernel.name),
+            None => format!("{handle:#x}").into(),
+        }
+    }
+}
+
+impl MetraleCudaBackend {
+    /// See [`GpuBackend::kernel`].
+    #[track_caller]
+    pub fn kernel(&self, module: &str, function: &str) -> Result<KernelHandle> {
+        Ok(self.look_up(module, function, Need::Required, Location::caller())?)
+    }
+
+    /// See [`GpuBackend::optional_kernel`].
+    #[track_caller]
+    pub fn optional_kernel(&self, module: &str, function: &str) -> Result<Option<KernelHandle>> {
+        match self.look_up(module, function, Need::MayBeAbsent, Location::caller()) {
+            Ok(kernel) => Ok(Some(kernel)),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn look_up(
+        &self,
+        module: &str,
+        function: &str,
+        need: Need,
+        site: &'static Location<'static>,
+    ) -> Result<KernelHandle, RegistryError> {
+        let found = self.registry().function(module, function);
+        let absent = found.as_ref().is_err_and(RegistryError::is_not_found);
+        // A driver that failed has not said that the kernel is absent.
+        if found.is_ok() || absent {
+            let lookup = Lookup { module, function, found: found.is_ok(), need, site };
+            if let Some(warning) = kernel_audit::record_lookup(lookup) {
+                tracing::warn!("{warning}");
+            }
+        }
+        let handle = found?;
+        self.kernels().learn(handle, module, function);
+        Ok(KernelHandle(handle))
+    }
+
+    /// See [`GpuBackend::device_symbol`].
+    pub fn device_symbol(&self, module: &str, symbol: &str) -> Result<(DevicePtr, usize)> {
+        let (addr, bytes) = self.registry().device_symbol(module, symbol)?;
+        Ok((DevicePtr(addr), bytes))
+    }
+
+    /// See [`GpuBackend::launch`].
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn launch(
+        &self,
+        kernel: KernelHandle,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared_bytes: u32,
+        stream: u64,
+        params: &mut [*mut c_void],
+    ) -> Result<()> {
+        let args = params.len();
+        run_metrics::process().trace().record(|| {
+            Launch::new(LaunchKind::Kernel, self.kernels().name(kernel.0))
+                .grid(grid)
+                .block(block)
+                .shared_bytes(shared_bytes)
+                .args(std::iter::repeat_n(LaunchArg::Opaque, args))
+        });
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_untraced(kernel, Shape { grid, block, shared_bytes, stream }, params) }
+    }
+
+    /// See [`GpuBackend::launch_typed`].
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn launch_typed(&self, launch: &mut KernelLaunch, stream: u64) -> Result<()> {
+        let &mut KernelLaunch { kernel, grid, block, shared_bytes, ref mut arguments } = launch;
+        run_metrics::process().trace().record(|| {
+            Launch::new(LaunchKind::Kernel, self.kernels().name(kernel.0))
+                .grid(grid)
+                .block(block)
+                .shared_bytes(shared_bytes)
+                .args(arguments.iter().map(Argument::traced))
+        });
+        // One pointer each, into storage that the launch owns and that does not move before the call is over.
+        let mut params: Vec<_> = arguments.iter_mut().map(Argument::as_param).collect();
+        // SAFETY: one pointer an argument, each to a value of that argument's type; the caller promises the rest.
+        unsafe { self.launch_untraced(kernel, Shape { grid, block, shared_bytes, stream }, &mut params) }
+    }
+
+    /// Launches without a line in the trace.
+    ///
+    /// # Safety
+    /// As for [`GpuBackend::launch`].
+    unsafe fn launch_untraced(
+        &self,
+        kernel: KernelHandle,
+        shape: Shape,
+        params: &mut [*mut c_void],
+    ) -> Result<()> {
+        self.bound("launching a kernel")?;
+        let Shape { grid, block, shared_bytes, stream } = shape;
+        // SAFETY: the caller's promise; the registry lives as long as this backend.
+        unsafe { self.registry().launch_on_stream(kernel.0, grid, block, shared_bytes, stream, params) }
+            .map_err(launch_error)?;
+        self.kernels().launched(kernel.0);
+        if self.config().debug_sync_kernels { self.find_fault(kernel, shape) } else { Ok(()) }
+    }
+
+    /// Waits for a launch and reports its fault, unless the stream captures: then nothing has run, and the wait would
+    /// invalidate the capture. A stream that cannot say counts as capturing.
+    fn find_fault(&self, kernel: KernelHandle, shape: Shape) -> Result<()> {
+        let Shape { grid, block, shared_bytes, stream } = shape;
+        if stream_capture_status(self.driver(), stream) != Ok(CU_STREAM_CAPTURE_STATUS_NONE) {
+            return Ok(());
+        }
+        // SAFETY: no memory is passed; the driver has just taken the same handle.
+        unsafe { ask!(self.driver(), cuStreamSynchronize(stream)) }.map_err(|driver| {
+            KernelFault { kernel: self.kernels().name(kernel.0), grid, block, shared_bytes, stream, driver }
+                .into()
+        })
+    }
+}
+
+/// One launch's numbers.
+#[derive(Clone, Copy)]
+struct Shape {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    stream: u64,
+}
+
+/// The registry's error for a refused launch, unwrapped to its typed cause.
+fn launch_error(error: RegistryError) -> Error {
+    match error {
+        RegistryError::Launch(refused) => Error::new(*refused),
+        other => Error::new(other),
+    }
+}
+
+/// One argument, kept where the driver can read it.
+#[derive(Clone, Debug)]
+enum Argument {
+    Ptr(u64),
+    U32(u32),
+    I32(i32),
+    F32(f32),
+    U64(u64),
+    /// Boxed: it is 128 bytes and aligned, and the others are 8.
+    TensorMap(Box<CUtensorMap>),
+}
+
+impl Argument {
+    /// Where the value lies. Good until the argument moves.
+    fn as_param(&mut self) -> *mut c_void {
+        match self {
+            Self::Ptr(value) | Self::U64(value) => (&raw mut *value).cast(),
+            Self::U32(value) => (&raw mut *value).cast(),
+            Self::I32(value) => (&raw mut *value).cast(),
+            Self::F32(value) => (&raw mut *value).cast(),
+            Self::TensorMap(map) => (&raw mut **map).cast(),
+        }
+    }
+
+    fn traced(&self) -> LaunchArg {
+        match self {
+            Self::Ptr(value) => LaunchArg::Pointer(*value),
+            Self::U32(value) => LaunchArg::U32(*value),
+            Self::I32(value) => LaunchArg::I32(*value),
+            Self::F32(value) => LaunchArg::F32(*value),
+            Self::U64(value) => LaunchArg::U64(*value),
+            Self::TensorMap(map) => {
+                LaunchArg::Bytes(map.opaque.iter().flat_map(|word| word.to_ne_bytes()).collect())
+            }
+        }
+    }
+}
+
+/// A launch with typed arguments, which it owns until the driver has copied them.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use metrale_cuda_backend::{KernelLaunch, MetraleCudaBackend};
+/// # use metrale_driver_sim::{MissingKernel, Profile, SimDriver};
+/// static PTX: &[u8] = b".version 6.0
+/// .target sm_70
+/// .address_size 64
+/// .visible .entry scale(.param .u64 data, .param .f32 by, .param .u32 n) { ret; }
+/// ";
+///
+/// # let profile = Profile::h200().with_missing_kernel(MissingKernel::Ignore);
+/// # let driver = Arc::new(SimDriver::new(profile));
+/// let backend = MetraleCudaBackend::builder().driver(driver).modules(&[("math", PTX)]).build()?;
+/// let scale = backend.kernel("math", "scale")?;
+/// let data = backend.alloc(4 * 1024)?;
+/// let mut launch =
+///     KernelLaunch::new(scale).grid([4, 1, 1]).block([256, 1, 1]).ptr(data).f32(0.5).u32(1024);
+/// // SAFETY: the kernel takes a pointer, a float and a count, and touches `n` floats at `data`.
+/// unsafe { launch.on_stream(&backend, backend.stream())? };
+/// backend.synchronize_stream(backend.stream())?;
+/// # backend.free(data)?;
+/// # Ok::<(), anyhow::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a launch that is not put on a stream does nothing"]
+pub struct KernelLaunch {
+    kernel: KernelHandle,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    arguments: Vec<Argument>,
+}
+
+impl KernelLaunch {
+    /// A launch of one block of one thread, without shared memory and arguments.
+    pub const fn new(kernel: KernelHandle) -> Self {
+        Self { kernel, grid: [1; 3], block: [1; 3], shared_bytes: 0, arguments: Vec::new() }
+    }
+
+    /// Blocks in x, y, z.
+    pub const fn grid(mut self, grid: [u32; 3]) -> Self {
+        self.grid = grid;
+        self
+    }
+
+    /// Threads of a block in x, y, z.
+    pub const fn block(mut self, block: [u32; 3]) -> Self {
+        self.block = block;
+        self
+    }
+
+    /// Dynamic shared memory of a block, in bytes. Above 48 KiB the function is opted in, once.
+    pub const fn shared_bytes(mut self, bytes: u32) -> Self {
+        self.shared_bytes = bytes;
+        self
+    }
+
+    /// The next argument: a device address.
+    pub fn ptr(self, value: DevicePtr) -> Self {
+        self.with(Argument::Ptr(value.0))
+    }
+
+    /// The next argument: an unsigned 32-bit number.
+    pub fn u32(self, value: u32) -> Self {
+        self.with(Argument::U32(value))
+    }
+
+    /// The next argument: a signed 32-bit number.
+    pub fn i32(self, value: i32) -> Self {
+        self.with(Argument::I32(value))
+    }
+
+    /// The next argument: a float.
+    pub fn f32(self, value: f32) -> Self {
+        self.with(Argument::F32(value))
+    }
+
+    /// The next argument: an unsigned 64-bit number.
+    pub fn u64(self, value: u64) -> Self {
+        self.with(Argument::U64(value))
+    }
+
+    /// The next argument: a tensor map of 128 bytes, passed by value (`const __grid_constant__ CUtensorMap`).
+    pub fn tensor_map(self, map: impl Into<CUtensorMap>) -> Self {
+        self.with(Argument::TensorMap(Box::new(map.into())))
+    }
+
+    fn with(mut self, argument: Argument) -> Self {
+        self.arguments.push(argument);
+        self
+    }
+
+    /// How many arguments there are so far.
+    #[must_use]
+    pub fn argument_count(&self) -> usize {
+        self.arguments.len()
+    }
+
+    /// Launches in the order of `stream`, as [`GpuBackend::launch`]. May be done again: the arguments stay.
+    ///
+    /// # Errors
+    /// As [`GpuBackend::launch`].
+    ///
+    /// # Safety
+    /// The arguments are the kernel's parameters in number, order and type, and what the kernel does with them is sound:
+    /// device addresses valid, and live until `stream` has passed the launch.
+    pub unsafe fn on_stream(&mut self, backend: &dyn GpuBackend, stream: u64) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { backend.launch_typed(self, stream) }
+    }
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Allocating and freeing device memory, with the ledger kept in step.
+//!
+//! ```text
+//! alloc:  bound? -> not above the total? -> driver gives -> ledger records -> DevicePtr
+//!                                                 `- on any failure from here on the memory goes back
+//! free:   bound? -> ledger forgets (or says what is wrong) -> driver frees
+//!                                                 `- refused: the record is put back, marked
+//! ```
+
+use std::panic::Location;
+
+use anyhow::{Error, Result};
+use metrale_driver_sys::{CU_MEM_ATTACH_GLOBAL, CUDA_ERROR_OUT_OF_MEMORY, DriverError};
+use metrale_ledger::{AllocKind, ByteSize, ForgetError};
+use metrale_registry::is_teardown_noop;
+
+use crate::backend::MetraleCudaBackend;
+use crate::call::{ask, failed};
+use crate::error::{BadArgument, LedgerConflict};
+use crate::gpu::DevicePtr;
+
+/// A free of what is not live, or not of this kind. The driver was not asked and nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{call} called at {site}: {cause}")]
+#[non_exhaustive]
+pub struct FreeError {
+    /// Which call.
+    pub call: &'static str,
+    /// The line that called it.
+    pub site: &'static Location<'static>,
+    /// What is wrong, with the sites of the allocation and, for a double free, of the first free.
+    #[source]
+    pub cause: ForgetError,
+}
+
+impl MetraleCudaBackend {
+    /// See [`GpuBackend::alloc`](crate::GpuBackend::alloc).
+    #[track_caller]
+    pub fn alloc(&self, bytes: usize) -> Result<DevicePtr> {
+        self.take(bytes, AllocKind::Device, Location::caller())
+    }
+
+    /// See [`GpuBackend::alloc_managed`](crate::GpuBackend::alloc_managed).
+    #[track_caller]
+    pub fn alloc_managed(&self, bytes: usize) -> Result<DevicePtr> {
+        self.take(bytes, AllocKind::Managed, Location::caller())
+    }
+
+    /// See [`GpuBackend::free`](crate::GpuBackend::free).
+    #[track_caller]
+    pub fn free(&self, ptr: DevicePtr) -> Result<()> {
+        self.give(ptr, AllocKind::Device, "free")
+    }
+
+    /// Gets memory of a kind from the driver and writes it down.
+    pub(crate) fn take(
+        &self,
+        bytes: usize,
+        kind: AllocKind,
+        site: &'static Location<'static>,
+    ) -> Result<DevicePtr> {
+        refuse_no_bytes(bytes, kind, site)?;
+        self.bound("allocating device memory")?;
+        // A driver may think long about what can never fit. Managed memory may: it migrates.
+        if kind != AllocKind::Managed && bytes as u64 > self.total_bytes() {
+            return Err(self.out_of_memory(bytes, kind, site, None).into());
+        }
+        let mut addr = 0;
+        let given = if kind == AllocKind::Managed {
+            // SAFETY: the result pointer is a local.
+            unsafe { ask!(self.driver(), cuMemAllocManaged(&mut addr, bytes, CU_MEM_ATTACH_GLOBAL)) }
+        } else {
+            // SAFETY: the result pointer is a local.
+            unsafe { ask!(self.driver(), cuMemAlloc_v2(&mut addr, bytes)) }
+        };
+        given.map_err(|error| self.not_given(error, bytes, kind, site))?;
+        if let Err(misuse) = self.book().record(addr, bytes, kind, site) {
+            // The conflict is the error that counts; a refusal to take back would only follow from it.
+            let _ = self.give_to_driver(addr);
+            return Err(LedgerConflict { addr, bytes, reason: misuse.to_string() }.into());
+        }
+        Ok(DevicePtr(addr))
+    }
+
+    /// The error for memory that the driver did not give.
+    pub(crate) fn not_given(
+        &self,
+        error: DriverError,
+        bytes: usize,
+        kind: AllocKind,
+        site: &'static Location<'static>,
+    ) -> Error {
+        if error.status == CUDA_ERROR_OUT_OF_MEMORY {
+            self.out_of_memory(bytes, kind, site, Some(error)).into()
+        } else {
+            failed(error, format!("allocating {} of {kind} memory at {site}", ByteSize::of(bytes)), None)
+        }
+    }
+
+    /// Takes memory off the ledger, then has the driver free it.
+    #[track_caller]
+    pub(crate) fn give(&self, ptr: DevicePtr, kind: AllocKind, call: &'static str) -> Result<()> {
+        if ptr.is_null() {
+            return Ok(());
+        }
+        self.bound("freeing device memory")?;
+        let record = self.forget(ptr.0, kind, call)?;
+        let answer = self.give_to_driver(ptr.0);
+        self.settle_free(answer, ptr.0, record.as_ref(), || format!("freeing {ptr}"))
+    }
+
+    /// Takes an address off the ledger before the driver is asked: the driver may hand it to another thread at once.
+    #[track_caller]
+    pub(crate) fn forget(
+        &self,
+        addr: u64,
+        kind: AllocKind,
+        call: &'static str,
+    ) -> Result<Option<metrale_ledger::AllocRecord>, FreeError> {
+        let site = Location::caller();
+        self.book().forget(addr, kind).map_err(|cause| FreeError { call, site, cause })
+    }
+
+    /// What the driver's answer to a free makes of the record that was taken off for it.
+    pub(crate) fn settle_free(
+        &self,
+        answer: Result<(), DriverError>,
+        addr: u64,
+        record: Option<&metrale_ledger::AllocRecord>,
+        doing: impl FnOnce() -> String,
+    ) -> Result<()> {
+        match answer {
+            Ok(()) => Ok(()),
+            // The context took the memory with it.
+            Err(error) if is_teardown_noop(error.status) => Ok(()),
+            Err(error) => {
+                self.book().put_back(addr, record);
+                Err(failed(error, doing(), record.map(|record| format!("it stays on the ledger: {record}"))))
+            }
+        }
+    }
+
+    /// The driver's free, alone.
+    pub(crate) fn give_to_driver(&self, addr: u64) -> Result<(), DriverError> {
+        // SAFETY: no memory is passed; the driver checks the address.
+        unsafe { ask!(self.driver(), cuMemFree_v2(addr)) }
+    }
+}
+
+/// Refuses an allocation of nothing before the driver does, which only says "invalid argument".
+pub(crate) fn refuse_no_bytes(bytes: usize, kind: AllocKind, site: &Location<'_>) -> Result<(), BadArgument> {
+    if bytes > 0 {
+        return Ok(());
+    }
+    Err(BadArgument::new(format!(
+        "an allocation of 0 bytes of {kind} memory at {site}: the driver has none to give; skip it, and use null for an \
+         empty tensor"
+    )))
+}

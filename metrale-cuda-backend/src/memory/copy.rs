@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Copies between host and device and inside the device.
+//!
+//! A blocking copy waits for the backend's own stream first, which the driver's synchronous calls know nothing of, and
+//! then for the legacy stream, since those calls may return before the device has the data (pageable sources are only
+//! staged by then, and a copy inside the device is only queued).
+
+use core::ffi::c_void;
+use core::fmt;
+
+use anyhow::{Error, Result};
+use metrale_driver_sys::{CUDA_ERROR_INVALID_VALUE, DriverError, pointer_attribute};
+use metrale_ledger::{AllocKind, AllocRecord, ByteSize, LiveAllocation, Whois};
+use metrale_telemetry::{Counter, Launch, LaunchArg, LaunchKind, run_metrics};
+
+use crate::backend::MetraleCudaBackend;
+use crate::call::{Doing, ask, failed};
+use crate::gpu::DevicePtr;
+use crate::stream::LEGACY_STREAM;
+
+/// Which end of a copy or fill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum End {
+    /// Where the data comes from.
+    Source,
+    /// Where it goes.
+    Destination,
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Source => "source",
+            Self::Destination => "destination",
+        })
+    }
+}
+
+/// A copy or fill that would pass the end of an allocation. The driver was not asked and nothing was done.
+///
+/// The driver itself notices only some of these: it knows pages, where the ledger knows bytes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{operation}: the {end} {:#x} is byte {} of {}, and {} from there pass its end by {}",
+    addr, addr.wrapping_sub(owner.addr), owner, ByteSize(*bytes), ByteSize(self.excess_bytes())
+)]
+#[non_exhaustive]
+pub struct CopyOutOfBounds {
+    /// What was to be done.
+    pub operation: &'static str,
+    /// Which end is wrong.
+    pub end: End,
+    /// The address where that end begins.
+    pub addr: u64,
+    /// The bytes it was to span.
+    pub bytes: u64,
+    /// The allocation it begins in: base, size, call site, scope.
+    pub owner: Box<LiveAllocation>,
+}
+
+impl CopyOutOfBounds {
+    /// How far behind the allocation's base the end begins, in bytes.
+    #[must_use]
+    pub fn offset_bytes(&self) -> u64 {
+        self.addr.wrapping_sub(self.owner.addr)
+    }
+
+    /// How many bytes would lie behind the allocation.
+    #[must_use]
+    pub fn excess_bytes(&self) -> u64 {
+        self.bytes.saturating_sub(room(&self.owner.record, self.offset_bytes()))
+    }
+}
+
+/// Bytes of an allocation from `offset` on.
+fn room(record: &AllocRecord, offset: u64) -> u64 {
+    (record.bytes as u64).saturating_sub(offset)
+}
+
+impl MetraleCudaBackend {
+    /// See [`GpuBackend::copy_h2d`](crate::GpuBackend::copy_h2d).
+    pub fn copy_h2d(&self, src: &[u8], dst: DevicePtr) -> Result<()> {
+        const WHAT: &str = "copying to the device";
+        if src.is_empty() {
+            return Ok(());
+        }
+        self.bound(WHAT)?;
+        self.within(WHAT, End::Destination, dst, src.len() as u64)?;
+        self.own_stream_done()?;
+        trace(LaunchKind::CopyH2d, WHAT, [LaunchArg::Pointer(dst.0), LaunchArg::U64(src.len() as u64)]);
+        // SAFETY: the source is a slice of that many bytes, consumed before the call returns.
+        unsafe { ask!(self.driver(), cuMemcpyHtoD_v2(dst.0, src.as_ptr().cast(), src.len())) }
+            .map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), src.len()))?;
+        self.legacy_stream_done(WHAT)
+    }
+
+    /// See [`GpuBackend::copy_d2h`](crate::GpuBackend::copy_d2h).
+    pub fn copy_d2h(&self, src: DevicePtr, dst: &mut [u8]) -> Result<()> {
+        const WHAT: &str = "copying to the host";
+        if dst.is_empty() {
+            return Ok(());
+        }
+        self.bound(WHAT)?;
+        self.within(WHAT, End::Source, src, dst.len() as u64)?;
+        self.own_stream_done()?;
+        trace(LaunchKind::CopyD2h, WHAT, [LaunchArg::Pointer(src.0), LaunchArg::U64(dst.len() as u64)]);
+        count_blocking_d2h(dst.len());
+        // SAFETY: the destination is a slice of that many bytes, filled before the call returns.
+        unsafe { ask!(self.driver(), cuMemcpyDtoH_v2(dst.as_mut_ptr().cast(), src.0, dst.len())) }
+            .map_err(|error| self.copy_failed(error, WHAT, Some(src), None, dst.len()))
+    }
+
+    /// See [`GpuBackend::copy_d2d`](crate::GpuBackend::copy_d2d).
+    pub fn copy_d2d(&self, src: DevicePtr, dst: DevicePtr, bytes: usize) -> Result<()> {
+        const WHAT: &str = "copying inside the device";
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.bound(WHAT)?;
+        self.within(WHAT, End::Source, src, bytes as u64)?;
+        self.within(WHAT, End::Destination, dst, bytes as u64)?;
+        self.own_stream_done()?;
+        trace(
+            LaunchKind::CopyD2d,
+            WHAT,
+            [src.0, dst.0].map(LaunchArg::Pointer).into_iter().chain([LaunchArg::U64(bytes as u64)]),
+        );
+        // SAFETY: no host memory is passed; the driver checks the addresses.
+        unsafe { ask!(self.driver(), cuMemcpyDtoD_v2(dst.0, src.0, bytes)) }
+            .map_err(|error| self.copy_failed(error, WHAT, Some(src), Some(dst), bytes))?;
+        self.legacy_stream_done(WHAT)
+    }
+
+    /// See [`GpuBackend::copy_h2d_async`](crate::GpuBackend::copy_h2d_async).
+    pub fn copy_h2d_async(&self, src: &[u8], dst: DevicePtr, stream: u64) -> Result<()> {
+        const WHAT: &str = "copying to the device";
+        if src.is_empty() {
+            return Ok(());
+        }
+        self.bound(WHAT)?;
+        self.within(WHAT, End::Destination, dst, src.len() as u64)?;
+        // Asked first: once the copy is queued there must be no way out that leaves the source unguarded.
+        let wait = self.is_read_late(src)?;
+        // SAFETY: the source is a slice of that many bytes; where the device reads it late, the wait below keeps it
+        // borrowed until it has been read, and otherwise the driver has staged it at the return.
+        let queued = unsafe { self.queue_h2d(src.as_ptr(), src.len(), dst, stream) };
+        if wait {
+            // Also after a refusal, which may have come when part of the source was already queued.
+            let waited = self.wait_for_stream(stream);
+            queued.and(waited)
+        } else {
+            queued
+        }
+    }
+
+    /// See [`GpuBackend::copy_h2d_async_retained`](crate::GpuBackend::copy_h2d_async_retained).
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn copy_h2d_async_retained(
+        &self,
+        src: *const u8,
+        bytes: usize,
+        dst: DevicePtr,
+        stream: u64,
+    ) -> Result<()> {
+        const WHAT: &str = "copying to the device";
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.bound(WHAT)?;
+        self.within(WHAT, End::Destination, dst, bytes as u64)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.queue_h2d(src, bytes, dst, stream) }
+    }
+
+    /// Queues a copy to the device.
+    ///
+    /// # Safety
+    /// As for [`copy_h2d_async_retained`](Self::copy_h2d_async_retained).
+    unsafe fn queue_h2d(&self, src: *const u8, bytes: usize, dst: DevicePtr, stream: u64) -> Result<()> {
+        const WHAT: &str = "queueing a copy to the device";
+        trace(LaunchKind::CopyH2d, WHAT, [LaunchArg::Pointer(dst.0), LaunchArg::U64(bytes as u64)]);
+        // SAFETY: the caller's promise.
+        unsafe { ask!(self.driver(), cuMemcpyHtoDAsync_v2(dst.0, src.cast::<c_void>(), bytes, stream)) }
+            .map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), bytes))
+    }
+
+    /// See [`GpuBackend::copy_d2h_on_stream`](crate::GpuBackend::copy_d2h_on_stream).
+    pub fn copy_d2h_on_stream(&self, src: DevicePtr, dst: &mut [u8], stream: u64) -> Result<()> {
+        const WHAT: &str = "copying to the host";
+        if dst.is_empty() {
+            return Ok(());
+        }
+        self.bound(WHAT)?;
+        self.within(WHAT, End::Source, src, dst.len() as u64)?;
+        count_blocking_d2h(dst.len());
+        // SAFETY: the destination is a slice of that many bytes, and stays borrowed over the wait below.
+        let queued = unsafe { self.queue_d2h(src, dst.as_mut_ptr(), dst.len(), stream) };
+        // Also after a refusal, which may have come when part of the copy was already queued.
+        let waited = self.wait_for_stream(stream);
+        queued.and(waited)
+    }
+
+    /// See [`GpuBackend::copy_d2h_async_retained`](crate::GpuBackend::copy_d2h_async_retained).
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn copy_d2h_async_retained(
+        &self,
+        src: DevicePtr,
+        dst: *mut u8,
+        bytes: usize,
+        stream: u64,
+    ) -> Result<()> {
+        const WHAT: &str = "copying to the host";
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.bound(WHAT)?;
+        self.within(WHAT, End::Source, src, bytes as u64)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.queue_d2h(src, dst, bytes, stream) }
+    }
+
+    /// Queues a copy to the host.
+    ///
+    /// # Safety
+    /// As for [`copy_d2h_async_retained`](Self::copy_d2h_async_retained).
+    unsafe fn queue_d2h(&self, src: DevicePtr, dst: *mut u8, bytes: usize, stream: u64) -> Result<()> {
+        const WHAT: &str = "queueing a copy to the host";
+        trace(LaunchKind::CopyD2h, WHAT, [LaunchArg::Pointer(src.0), LaunchArg::U64(bytes as u64)]);
+        // SAFETY: the caller's promise.
+        unsafe { ask!(self.driver(), cuMemcpyDtoHAsync_v2(dst.cast::<c_void>(), src.0, bytes, stream)) }
+            .map_err(|error| self.copy_failed(error, WHAT, Some(src), None, bytes))
+    }
+
+    /// See [`GpuBackend::copy_d2d_async`](crate::GpuBackend::copy_d2d_async).
+    pub fn copy_d2d_async(&self, src: DevicePtr, dst: DevicePtr, bytes: usize, stream: u64) -> Result<()> {
+        const WHAT: &str = "queueing a copy inside the device";
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.bound(WHAT)?;
+        self.within(WHAT, End::Source, src, bytes as u64)?;
+        self.within(WHAT, End::Destination, dst, bytes as u64)?;
+        trace(
+            LaunchKind::CopyD2d,
+            WHAT,
+            [src.0, dst.0].map(LaunchArg::Pointer).into_iter().chain([LaunchArg::U64(bytes as u64)]),
+        );
+        // SAFETY: no host memory is passed; the driver checks the addresses.
+        unsafe { ask!(self.driver(), cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes, stream)) }
+            .map_err(|error| self.copy_failed(error, WHAT, Some(src), Some(dst), bytes))
+    }
+
+    /// Refuses an end that begins in an allocation the ledger knows and would leave it.
+    pub(crate) fn within(
+        &self,
+        operation: &'static str,
+        end: End,
+        ptr: DevicePtr,
+        bytes: u64,
+    ) -> Result<(), CopyOutOfBounds> {
+        match self.book().whois(ptr.0) {
+            Whois::Live { allocation, offset_bytes } if bytes > room(&allocation.record, offset_bytes) => {
+                Err(CopyOutOfBounds { operation, end, addr: ptr.0, bytes, owner: Box::new(allocation) })
+            }
+            // Not ours: another owner's memory is the driver's to judge.
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for the backend's own stream, which does not synchronize with the driver's blocking calls.
+    pub(crate) fn own_stream_done(&self) -> Result<()> {
+        // SAFETY: takes a handle, which is the backend's own.
+        unsafe { ask!(self.driver(), cuStreamSynchronize(self.stream())) }
+            .doing(|| "waiting for the backend's stream before a blocking operation".to_owned())
+    }
+
+    /// Waits until what a blocking call left on the legacy stream is done.
+    pub(crate) fn legacy_stream_done(&self, doing: &'static str) -> Result<()> {
+        // SAFETY: takes a handle, and the legacy stream is always there.
+        unsafe { ask!(self.driver(), cuStreamSynchronize(LEGACY_STREAM)) }
+            .doing(|| format!("{doing}, waiting for its end"))
+    }
+
+    /// Whether the device reads a source after the call that queues its copy has returned.
+    ///
+    /// Memory the driver knows (pinned, registered, managed) is read by the device itself. Anything else is pageable and
+    /// staged by the driver, unless the device reads pageable memory, which integrated ones do.
+    fn is_read_late(&self, src: &[u8]) -> Result<bool> {
+        if self.reads_pageable_memory() {
+            return Ok(true);
+        }
+        let first = src.as_ptr().addr() as u64;
+        let last = first.saturating_add(src.len() as u64 - 1);
+        for addr in [first, last] {
+            let ours = matches!(
+                self.book().whois(addr),
+                Whois::Live { allocation, .. } if matches!(allocation.record.kind, AllocKind::Pinned | AllocKind::Managed)
+            );
+            if ours || self.driver_knows(addr)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether an address is memory of the driver's.
+    fn driver_knows(&self, addr: u64) -> Result<bool> {
+        let mut kind = 0_u32;
+        let data = (&raw mut kind).cast::<c_void>();
+        // SAFETY: the result pointer is a local of the attribute's type; the address is only looked up.
+        match unsafe {
+            ask!(self.driver(), cuPointerGetAttribute(data, pointer_attribute::MEMORY_TYPE, addr))
+        } {
+            // So it answers for memory it never heard of.
+            Err(error) if error.status == CUDA_ERROR_INVALID_VALUE => Ok(false),
+            answer => {
+                answer.doing(|| format!("asking whether {addr:#x} is pinned"))?;
+                Ok(true)
+            }
+        }
+    }
+
+    /// The error for a copy or fill the driver refused, with what the ledger knows of its ends.
+    pub(crate) fn copy_failed(
+        &self,
+        error: DriverError,
+        doing: &'static str,
+        src: Option<DevicePtr>,
+        dst: Option<DevicePtr>,
+        bytes: usize,
+    ) -> Error {
+        let mut text = format!("{doing}, {}", ByteSize::of(bytes));
+        let mut hints = Vec::new();
+        for (end, ptr) in [(End::Source, src), (End::Destination, dst)] {
+            let Some(ptr) = ptr else { continue };
+            text.push_str(match end {
+                End::Source => " from ",
+                End::Destination => " to ",
+            });
+            text.push_str(&ptr.to_string());
+            // A range that is live and large enough explains nothing; the advice for the status may.
+            match self.book().whois(ptr.0) {
+                Whois::Live { .. } => {}
+                whois => hints.push(format!("the {end} is {whois}")),
+            }
+        }
+        failed(error, text, (!hints.is_empty()).then(|| hints.join("; ")))
+    }
+}
+
+/// Notes a copy or fill in the launch trace, where that is on.
+pub(crate) fn trace(kind: LaunchKind, name: &'static str, args: impl IntoIterator<Item = LaunchArg>) {
+    run_metrics::process().trace().record(|| Launch::new(kind, name).args(args));
+}
+
+/// Counts a copy that makes the host wait for the device.
+fn count_blocking_d2h(bytes: usize) {
+    let counters = run_metrics::process().counters();
+    counters.count(Counter::BlockingD2hCopies);
+    counters.add(Counter::BlockingD2hBytes, bytes as u64);
+}

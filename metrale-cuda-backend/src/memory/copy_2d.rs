@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Pitched 2-D copies: a rectangle of rows that lie apart.
+
+use anyhow::Result;
+use metrale_driver_sys::{CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST, CUDA_MEMCPY2D};
+use metrale_telemetry::{LaunchArg, LaunchKind};
+
+use crate::backend::MetraleCudaBackend;
+use crate::call::ask;
+use crate::error::BadArgument;
+use crate::gpu::DevicePtr;
+use crate::memory::copy::{End, trace};
+
+/// One side of a pitched copy: where its first row begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Device memory.
+    Device(DevicePtr),
+    /// Host memory; only read where it is the source.
+    Host(*mut u8),
+}
+
+/// A rectangle of `rows` rows of `width_bytes` each, copied from rows that lie `src_pitch_bytes` apart to rows that lie
+/// `dst_pitch_bytes` apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copy2d {
+    /// The first row's source.
+    pub src: Side,
+    /// Bytes from one source row to the next.
+    pub src_pitch_bytes: usize,
+    /// The first row's destination.
+    pub dst: Side,
+    /// Bytes from one destination row to the next.
+    pub dst_pitch_bytes: usize,
+    /// Bytes of each row that are copied.
+    pub width_bytes: usize,
+    /// Rows that are copied.
+    pub rows: usize,
+}
+
+impl Copy2d {
+    /// A copy inside the device.
+    #[must_use]
+    pub const fn device(
+        src: DevicePtr,
+        src_pitch_bytes: usize,
+        dst: DevicePtr,
+        dst_pitch_bytes: usize,
+        width_bytes: usize,
+        rows: usize,
+    ) -> Self {
+        Self {
+            src: Side::Device(src),
+            src_pitch_bytes,
+            dst: Side::Device(dst),
+            dst_pitch_bytes,
+            width_bytes,
+            rows,
+        }
+    }
+
+    /// Bytes from the first row's first byte to the last row's last, on the side of the given pitch.
+    fn span_bytes(&self, end: End) -> Result<u64, BadArgument> {
+        let pitch = match end {
+            End::Source => self.src_pitch_bytes,
+            End::Destination => self.dst_pitch_bytes,
+        };
+        // One row has no next.
+        if self.rows > 1 && pitch < self.width_bytes {
+            return Err(BadArgument::new(format!(
+                "a 2-D copy whose {end} rows lie {pitch} bytes apart, which is less than the {} bytes of a row",
+                self.width_bytes
+            )));
+        }
+        let span = (pitch as u64)
+            .checked_mul(self.rows as u64 - 1)
+            .and_then(|before| before.checked_add(self.width_bytes as u64));
+        span.ok_or_else(|| {
+            BadArgument::new(format!(
+                "a 2-D copy of {} rows whose {end} rows lie {pitch} bytes apart spans more bytes than there are addresses",
+                self.rows
+            ))
+        })
+    }
+}
+
+impl MetraleCudaBackend {
+    /// See [`GpuBackend::copy_2d_async`](crate::GpuBackend::copy_2d_async).
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn copy_2d_async(&self, copy: &Copy2d, stream: u64) -> Result<()> {
+        const WHAT: &str = "queueing a 2-D copy";
+        if copy.rows == 0 || copy.width_bytes == 0 {
+            return Ok(());
+        }
+        self.bound(WHAT)?;
+        for (end, side) in [(End::Source, copy.src), (End::Destination, copy.dst)] {
+            let span = copy.span_bytes(end)?;
+            if let Side::Device(ptr) = side {
+                self.within(WHAT, end, ptr, span)?;
+            }
+        }
+        trace(
+            kind(copy),
+            WHAT,
+            [copy.width_bytes, copy.rows, copy.src_pitch_bytes, copy.dst_pitch_bytes]
+                .map(|n| LaunchArg::U64(n as u64)),
+        );
+        let raw = raw(copy);
+        // SAFETY: the description is a local that the driver reads before it returns; of the host memory it speaks of, the
+        // caller has promised that it is valid until the stream has passed the copy.
+        unsafe { ask!(self.driver(), cuMemcpy2DAsync_v2(&raw const raw, stream)) }.map_err(|error| {
+            let device = |side| match side {
+                Side::Device(ptr) => Some(ptr),
+                Side::Host(_) => None,
+            };
+            let bytes = copy.width_bytes.saturating_mul(copy.rows);
+            self.copy_failed(error, WHAT, device(copy.src), device(copy.dst), bytes)
+        })
+    }
+}
+
+fn kind(copy: &Copy2d) -> LaunchKind {
+    match (copy.src, copy.dst) {
+        (Side::Host(_), _) => LaunchKind::CopyH2d,
+        (Side::Device(_), Side::Host(_)) => LaunchKind::CopyD2h,
+        (Side::Device(_), Side::Device(_)) => LaunchKind::CopyD2d,
+    }
+}
+
+/// The driver's form of the copy.
+fn raw(copy: &Copy2d) -> CUDA_MEMCPY2D {
+    let mut raw = CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: CU_MEMORYTYPE_DEVICE,
+        srcHost: core::ptr::null(),
+        srcDevice: 0,
+        srcArray: 0,
+        // The driver wants a pitch no shorter than the row even where there is one row only.
+        srcPitch: copy.src_pitch_bytes.max(copy.width_bytes),
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: CU_MEMORYTYPE_DEVICE,
+        dstHost: core::ptr::null_mut(),
+        dstDevice: 0,
+        dstArray: 0,
+        dstPitch: copy.dst_pitch_bytes.max(copy.width_bytes),
+        WidthInBytes: copy.width_bytes,
+        Height: copy.rows,
+    };
+    match copy.src {
+        Side::Device(ptr) => raw.srcDevice = ptr.0,
+        Side::Host(ptr) => (raw.srcMemoryType, raw.srcHost) = (CU_MEMORYTYPE_HOST, ptr.cast_const().cast()),
+    }
+    match copy.dst {
+        Side::Device(ptr) => raw.dstDevice = ptr.0,
+        Side::Host(ptr) => (raw.dstMemoryType, raw.dstHost) = (CU_MEMORYTYPE_HOST, ptr.cast()),
+    }
+    raw
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn copy(src_pitch: usize, dst_pitch: usize, width: usize, rows: usize) -> Copy2d {
+        Copy2d::device(DevicePtr(0x1000), src_pitch, DevicePtr(0x9000), dst_pitch, width, rows)
+    }
+
+    #[test]
+    fn a_span_ends_with_the_last_rows_last_byte() {
+        assert_eq!(copy(100, 16, 10, 3).span_bytes(End::Source), Ok(210));
+        assert_eq!(copy(100, 16, 10, 3).span_bytes(End::Destination), Ok(42));
+        assert_eq!(copy(0, 0, 10, 1).span_bytes(End::Source), Ok(10));
+    }
+
+    #[test]
+    fn short_pitches_and_sizes_that_wrap_are_refused() {
+        let short = copy(9, 10, 10, 2);
+        assert!(short.span_bytes(End::Source).unwrap_err().what.contains("9 bytes apart"));
+        assert_eq!(short.span_bytes(End::Destination), Ok(20));
+        for huge in [copy(usize::MAX, 10, 10, 3), copy(usize::MAX, 10, 10, 2)] {
+            assert!(
+                huge.span_bytes(End::Source)
+                    .unwrap_err()
+                    .what
+                    .contains("more bytes than there are addresses")
+            );
+        }
+    }
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Fills.
+
+use anyhow::Result;
+use metrale_telemetry::{LaunchArg, LaunchKind};
+
+use crate::backend::MetraleCudaBackend;
+use crate::call::ask;
+use crate::error::BadArgument;
+use crate::gpu::DevicePtr;
+use crate::memory::copy::{End, trace};
+
+impl MetraleCudaBackend {
+    /// See [`GpuBackend::memset`](crate::GpuBackend::memset).
+    pub fn memset(&self, dst: DevicePtr, value: u8, bytes: usize) -> Result<()> {
+        const WHAT: &str = "filling device memory";
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.bound(WHAT)?;
+        self.within(WHAT, End::Destination, dst, bytes as u64)?;
+        self.own_stream_done()?;
+        trace_fill(WHAT, dst, u32::from(value), bytes);
+        // SAFETY: no host memory is passed; the driver checks the address.
+        unsafe { ask!(self.driver(), cuMemsetD8_v2(dst.0, value, bytes)) }
+            .map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), bytes))?;
+        self.legacy_stream_done(WHAT)
+    }
+
+    /// See [`GpuBackend::memset_async`](crate::GpuBackend::memset_async).
+    pub fn memset_async(&self, dst: DevicePtr, value: u8, bytes: usize, stream: u64) -> Result<()> {
+        const WHAT: &str = "queueing a fill";
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.bound(WHAT)?;
+        self.within(WHAT, End::Destination, dst, bytes as u64)?;
+        trace_fill(WHAT, dst, u32::from(value), bytes);
+        // SAFETY: no host memory is passed; the driver checks the address.
+        unsafe { ask!(self.driver(), cuMemsetD8Async(dst.0, value, bytes, stream)) }
+            .map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), bytes))
+    }
+
+    /// See [`GpuBackend::memset_d32_async`](crate::GpuBackend::memset_d32_async).
+    pub fn memset_d32_async(&self, dst: DevicePtr, value: u32, words: usize, stream: u64) -> Result<()> {
+        const WHAT: &str = "queueing a fill with words";
+        if words == 0 {
+            return Ok(());
+        }
+        if !dst.0.is_multiple_of(4) {
+            return Err(BadArgument::new(format!(
+                "{WHAT}: {dst} is no multiple of 4, as a 32-bit word needs"
+            ))
+            .into());
+        }
+        let Some(bytes) = words.checked_mul(4) else {
+            return Err(BadArgument::new(format!(
+                "{WHAT}: {words} words are more bytes than there are addresses"
+            ))
+            .into());
+        };
+        self.bound(WHAT)?;
+        self.within(WHAT, End::Destination, dst, bytes as u64)?;
+        trace_fill(WHAT, dst, value, bytes);
+        // SAFETY: no host memory is passed; the driver checks the address.
+        unsafe { ask!(self.driver(), cuMemsetD32Async(dst.0, value, words, stream)) }
+            .map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), bytes))
+    }
+}
+
+fn trace_fill(name: &'static str, dst: DevicePtr, value: u32, bytes: usize) {
+    trace(
+        LaunchKind::Memset,
+        name,
+        [LaunchArg::Pointer(dst.0), LaunchArg::U32(value), LaunchArg::U64(bytes as u64)],
+    );
+}

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Memory: allocating, freeing, copying, asking.
+
+mod alloc;
+mod arena;
+mod copy;
+mod copy_2d;
+mod info;
+mod memset;
+mod out_of_memory;
+mod pinned;
+
+pub use alloc::FreeError;
+pub use copy::{CopyOutOfBounds, End};
+pub use copy_2d::{Copy2d, Side};
+pub use info::MemoryInfo;
+pub use out_of_memory::{Holder, OutOfMemory, Verdict};
+pub use pinned::{PinnedBuffer, PinnedPtr};

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Out of memory, said so that the reader knows what to do: who asked, who holds what, what would have to go.
+
+use core::fmt;
+use std::panic::Location;
+
+use metrale_driver_sys::DriverError;
+use metrale_ledger::{AllocKind, ByteSize, SMALL_ALLOC_CHUNK, Snapshot};
+
+use crate::backend::MetraleCudaBackend;
+
+/// Rows shown of call sites and of scopes.
+const ROWS: usize = 5;
+
+/// A call site or a scope, and what it holds on the ledger.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// `file:line:column`, or the scope's label.
+    pub name: String,
+    /// Bytes it holds, as asked for.
+    pub bytes: u64,
+    /// Allocations it holds.
+    pub count: u64,
+}
+
+/// What would have to happen for the request to fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// It never fits: the request is larger than the device.
+    AboveTotal {
+        /// By how many bytes.
+        excess_bytes: u64,
+    },
+    /// So much must be freed, and this backend holds that much.
+    FreeOurs {
+        /// Bytes that are missing.
+        missing_bytes: u64,
+        /// How many of the largest call sites hold as much together; `None` where only pages and arenas make it up.
+        sites: Option<usize>,
+    },
+    /// So much must be freed, and this backend does not hold that much: contexts, modules, libraries, other processes.
+    FreeOthers {
+        /// Bytes that are missing.
+        missing_bytes: u64,
+        /// Bytes still missing when all that this backend holds is freed.
+        beyond_ours_bytes: u64,
+    },
+    /// As much is free, and the driver refused all the same: another took it meanwhile, or a limit is in force.
+    EnoughIsFree,
+    /// The host has no more to pin; the device's figures do not bear on it.
+    Host,
+    /// The driver did not say how much is free.
+    Unknown,
+}
+
+/// The driver has no memory to give, or never could have. Free something and try again, or ask for less.
+///
+/// `Display` is the whole answer over several lines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OutOfMemory {
+    /// What sort of memory was asked for.
+    pub kind: AllocKind,
+    /// Bytes asked for.
+    pub requested_bytes: u64,
+    /// The line that asked.
+    pub site: &'static Location<'static>,
+    /// The device.
+    pub ordinal: usize,
+    /// Bytes free on the device when the request was refused; `None` where the driver did not say.
+    pub free_bytes: Option<u64>,
+    /// The device's memory in bytes.
+    pub total_bytes: u64,
+    /// Bytes on the ledger, as asked for.
+    pub live_bytes: u64,
+    /// Allocations on the ledger.
+    pub live_count: u64,
+    /// Bytes the driver keeps for the ledger's device allocations, in whole pages.
+    pub resident_bytes: u64,
+    /// Of these, what nobody asked for.
+    pub slack_bytes: u64,
+    /// Bytes of the pages that only arenas use.
+    pub arena_resident_bytes: u64,
+    /// Bytes of pinned host memory.
+    pub pinned_bytes: u64,
+    /// The largest call sites, up to five.
+    pub largest_sites: Vec<Holder>,
+    /// The largest scopes, up to five; allocations without one are left out.
+    pub largest_scopes: Vec<Holder>,
+    /// What would have to go.
+    pub verdict: Verdict,
+    /// The driver's answer; `None` where it was not asked, since the request is above the total.
+    pub driver: Option<DriverError>,
+}
+
+impl MetraleCudaBackend {
+    /// Gathers the answer. The thread is known to be bound.
+    pub(crate) fn out_of_memory(
+        &self,
+        bytes: usize,
+        kind: AllocKind,
+        site: &'static Location<'static>,
+        driver: Option<DriverError>,
+    ) -> OutOfMemory {
+        // A driver that cannot say how much is free leaves the rest of the answer as useful as it was.
+        let free_bytes = self.ask_memory_info().ok().map(|info| info.free_bytes);
+        let snapshot = self.book().ledger().snapshot();
+        let request =
+            Request { kind, bytes: bytes as u64, site, driver, ordinal: self.ordinal(), free_bytes };
+        request.answer(&snapshot, self.total_bytes())
+    }
+}
+
+/// What was asked for, and what the driver said.
+struct Request {
+    kind: AllocKind,
+    bytes: u64,
+    site: &'static Location<'static>,
+    driver: Option<DriverError>,
+    ordinal: usize,
+    free_bytes: Option<u64>,
+}
+
+impl Request {
+    /// The whole answer, from numbers alone.
+    fn answer(self, snapshot: &Snapshot, total_bytes: u64) -> OutOfMemory {
+        let totals = snapshot.totals;
+        let sites: Vec<_> = snapshot
+            .by_site()
+            .into_iter()
+            .map(|row| Holder { name: row.site.to_string(), bytes: row.bytes, count: row.count })
+            .collect();
+        let scopes = snapshot
+            .by_scope()
+            .into_iter()
+            .filter_map(|row| Some(Holder { name: row.label?, bytes: row.bytes, count: row.count }))
+            .take(ROWS)
+            .collect();
+        let held = totals.resident_bytes.saturating_add(totals.arena_resident_bytes);
+        OutOfMemory {
+            kind: self.kind,
+            requested_bytes: self.bytes,
+            site: self.site,
+            ordinal: self.ordinal,
+            free_bytes: self.free_bytes,
+            total_bytes,
+            live_bytes: totals.live_bytes,
+            live_count: totals.live_count,
+            resident_bytes: totals.resident_bytes,
+            slack_bytes: totals.slack_bytes,
+            arena_resident_bytes: totals.arena_resident_bytes,
+            pinned_bytes: totals.pinned_bytes,
+            verdict: verdict(self.kind, self.bytes, self.free_bytes, total_bytes, held, &sites),
+            largest_sites: sites.into_iter().take(ROWS).collect(),
+            largest_scopes: scopes,
+            driver: self.driver,
+        }
+    }
+}
+
+/// What would have to go for `bytes` to fit, where this backend keeps `held` bytes of pages.
+fn verdict(
+    kind: AllocKind,
+    bytes: u64,
+    free: Option<u64>,
+    total: u64,
+    held: u64,
+    sites: &[Holder],
+) -> Verdict {
+    if kind == AllocKind::Pinned {
+        return Verdict::Host;
+    }
+    if bytes > total && kind != AllocKind::Managed {
+        return Verdict::AboveTotal { excess_bytes: bytes - total };
+    }
+    let Some(free) = free else { return Verdict::Unknown };
+    // New memory comes in whole pages; what is smaller was refused because no chunk had room and no page was left.
+    let needed = bytes.checked_next_multiple_of(SMALL_ALLOC_CHUNK).unwrap_or(u64::MAX);
+    let missing_bytes = needed.saturating_sub(free);
+    if missing_bytes == 0 {
+        return Verdict::EnoughIsFree;
+    }
+    if missing_bytes > held {
+        return Verdict::FreeOthers { missing_bytes, beyond_ours_bytes: missing_bytes - held };
+    }
+    let mut sum = 0_u64;
+    let enough = sites.iter().position(|site| {
+        sum = sum.saturating_add(site.bytes);
+        sum >= missing_bytes
+    });
+    Verdict::FreeOurs { missing_bytes, sites: enough.map(|index| index + 1) }
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let requested = ByteSize(self.requested_bytes);
+        write!(f, "out of memory: {requested} of {} memory asked for at {}", self.kind, self.site)?;
+        match self.driver {
+            Some(driver) => write!(f, " ({driver})")?,
+            None => f.write_str(" (the driver was not asked)")?,
+        }
+        write!(f, "\n  device {}: ", self.ordinal)?;
+        match self.free_bytes {
+            Some(free) => write!(f, "{} free of {}", ByteSize(free), ByteSize(self.total_bytes))?,
+            None => {
+                write!(f, "{} in all, how much is free the driver does not say", ByteSize(self.total_bytes))?
+            }
+        }
+        write!(
+            f,
+            "\n  this backend: {} live in {} allocations, {} resident, {} of it slack",
+            ByteSize(self.live_bytes),
+            self.live_count,
+            ByteSize(self.resident_bytes),
+            ByteSize(self.slack_bytes)
+        )?;
+        for (what, bytes) in
+            [("arenas", self.arena_resident_bytes), ("pinned host memory", self.pinned_bytes)]
+        {
+            if bytes > 0 {
+                write!(f, ", {} in {what}", ByteSize(bytes))?;
+            }
+        }
+        for (title, rows) in [("call sites", &self.largest_sites), ("scopes", &self.largest_scopes)] {
+            if rows.is_empty() {
+                continue;
+            }
+            write!(f, "\n  largest {title}:")?;
+            for Holder { name, bytes, count } in rows {
+                write!(f, "\n  {:>14}  x{count:<6} {name}", ByteSize(*bytes).to_string())?;
+            }
+        }
+        write!(f, "\n  to fit: {}", self.verdict)
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::AboveTotal { excess_bytes } => write!(
+                f,
+                "it never will, for it is {} more than the whole device: split it, or use a smaller or quantized model",
+                ByteSize(excess_bytes)
+            ),
+            Self::FreeOurs { missing_bytes, sites } => {
+                write!(f, "{} must go", ByteSize(missing_bytes))?;
+                match sites {
+                    Some(1) => f.write_str("; the largest call site alone holds as much"),
+                    Some(n) => write!(f, "; the {n} largest call sites together hold as much"),
+                    None => f.write_str("; all call sites, with the slack and arenas around them, hold as much"),
+                }
+            }
+            Self::FreeOthers { missing_bytes, beyond_ours_bytes } => write!(
+                f,
+                "{} must go, {} more than all that this backend holds: see what else uses the device (contexts, modules, \
+                 libraries, other processes; nvidia-smi lists them)",
+                ByteSize(missing_bytes),
+                ByteSize(beyond_ours_bytes)
+            ),
+            Self::EnoughIsFree => f.write_str(
+                "as much is free now; another may have taken and returned it, so try again, and look for a limit on this \
+                 process (MPS, a container)",
+            ),
+            Self::Host => f.write_str(
+                "free pinned memory, or see the host's free memory and the limits on this process (ulimit -l, a \
+                 container's memory)",
+            ),
+            Self::Unknown => f.write_str("free memory and try again"),
+        }
+    }
+}
+
+impl core::error::Error for OutOfMemory {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        self.driver.as_ref().map(|driver| driver as _)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn sites(mib: &[u64]) -> Vec<Holder> {
+        let row = |&mib: &u64| Holder { name: format!("{mib}.rs:1:1"), bytes: mib * MIB, count: 1 };
+        mib.iter().map(row).collect()
+    }
+
+    fn device(bytes: u64, free: u64, held: u64, holders: &[u64]) -> Verdict {
+        verdict(AllocKind::Device, bytes, Some(free), 1000 * MIB, held, &sites(holders))
+    }
+
+    #[test]
+    fn the_verdict_follows_from_the_numbers() {
+        assert_eq!(device(1001 * MIB, 900 * MIB, 0, &[]), Verdict::AboveTotal { excess_bytes: MIB });
+        // 100 MiB + 1 byte takes 102 MiB of pages.
+        let ours = |missing, sites| Verdict::FreeOurs { missing_bytes: missing * MIB, sites };
+        assert_eq!(device(100 * MIB + 1, 90 * MIB, 500 * MIB, &[300, 200]), ours(12, Some(1)));
+        assert_eq!(device(400 * MIB, 0, 500 * MIB, &[300, 200]), ours(400, Some(2)));
+        // Pages hold more than was asked for.
+        assert_eq!(device(500 * MIB, 0, 500 * MIB, &[300, 100]), ours(500, None));
+        assert_eq!(
+            device(500 * MIB, 0, 200 * MIB, &[200]),
+            Verdict::FreeOthers { missing_bytes: 500 * MIB, beyond_ours_bytes: 300 * MIB }
+        );
+        assert_eq!(device(4096, 2 * MIB, 0, &[]), Verdict::EnoughIsFree);
+        assert_eq!(
+            device(4096, 2 * MIB - 1, 2 * MIB, &[1]),
+            Verdict::FreeOurs { missing_bytes: 1, sites: Some(1) }
+        );
+        assert_eq!(verdict(AllocKind::Device, 1, None, 2, 0, &[]), Verdict::Unknown);
+        assert_eq!(verdict(AllocKind::Pinned, 1, Some(0), 2, 0, &[]), Verdict::Host);
+    }
+
+    #[test]
+    fn the_largest_request_does_not_wrap() {
+        assert!(matches!(
+            verdict(AllocKind::Managed, u64::MAX, Some(1), 1000, 0, &[]),
+            Verdict::FreeOthers { missing_bytes, .. } if missing_bytes == u64::MAX - 1
+        ));
+    }
+}

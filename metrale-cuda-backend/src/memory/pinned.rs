@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Pinned host memory: page-locked, so that the device reads and writes it directly.
+
+use core::ffi::c_void;
+use core::ops::{Deref, DerefMut};
+use core::ptr::NonNull;
+use core::{fmt, slice};
+use std::panic::Location;
+
+use anyhow::Result;
+use metrale_driver_sys::DriverError;
+use metrale_ledger::AllocKind;
+
+use crate::backend::MetraleCudaBackend;
+use crate::call::ask;
+use crate::error::LedgerConflict;
+use crate::gpu::GpuBackend;
+use crate::memory::alloc::refuse_no_bytes;
+
+/// Pinned host memory by its address and size, as [`GpuBackend::alloc_pinned`] returns it.
+///
+/// A handle, not an owner: it can be copied, and nothing is freed when it goes. [`PinnedBuffer`] is the owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PinnedPtr {
+    address: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a handle gives no access by itself; whoever follows the pointer promises that nobody else does meanwhile.
+unsafe impl Send for PinnedPtr {}
+// SAFETY: as for Send.
+unsafe impl Sync for PinnedPtr {}
+
+impl PinnedPtr {
+    /// The address, for reading and writing.
+    #[must_use]
+    pub const fn as_ptr(self) -> *mut u8 {
+        self.address.as_ptr()
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub const fn len(self) -> usize {
+        self.bytes
+    }
+
+    /// Whether it has no bytes; what a backend allocates has some.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The memory as bytes.
+    ///
+    /// # Safety
+    /// The memory is not freed while the slice is in use, and nobody, a queued copy of the device included, writes to it.
+    #[must_use]
+    pub const unsafe fn as_slice<'a>(self) -> &'a [u8] {
+        // SAFETY: the allocation is `bytes` long and was zeroed when it was made; the caller promises the rest.
+        unsafe { slice::from_raw_parts(self.address.as_ptr(), self.bytes) }
+    }
+
+    /// The memory as bytes to write.
+    ///
+    /// # Safety
+    /// The memory is not freed while the slice is in use, and nobody, a queued copy of the device included, reads or
+    /// writes it otherwise.
+    #[must_use]
+    pub const unsafe fn as_mut_slice<'a>(self) -> &'a mut [u8] {
+        // SAFETY: the allocation is `bytes` long and was zeroed when it was made; the caller promises the rest.
+        unsafe { slice::from_raw_parts_mut(self.address.as_ptr(), self.bytes) }
+    }
+
+    fn addr(self) -> u64 {
+        self.address.addr().get() as u64
+    }
+}
+
+impl fmt::Display for PinnedPtr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pinned {:#x}", self.addr())
+    }
+}
+
+impl MetraleCudaBackend {
+    /// See [`GpuBackend::alloc_pinned`](crate::GpuBackend::alloc_pinned).
+    #[track_caller]
+    pub fn alloc_pinned(&self, bytes: usize) -> Result<PinnedPtr> {
+        let site = Location::caller();
+        refuse_no_bytes(bytes, AllocKind::Pinned, site)?;
+        self.bound("allocating pinned memory")?;
+        let mut address = core::ptr::null_mut();
+        // SAFETY: the result pointer is a local.
+        unsafe { ask!(self.driver(), cuMemAllocHost_v2(&mut address, bytes)) }
+            .map_err(|error| self.not_given(error, bytes, AllocKind::Pinned, site))?;
+        let Some(address) = NonNull::new(address.cast::<u8>()) else {
+            let reason = "null is no address".to_owned();
+            return Err(LedgerConflict { addr: 0, bytes, reason }.into());
+        };
+        // SAFETY: the driver has just allocated `bytes` bytes there, and nobody else knows the address.
+        unsafe { address.write_bytes(0, bytes) };
+        let pinned = PinnedPtr { address, bytes };
+        if let Err(misuse) = self.book().record(pinned.addr(), bytes, AllocKind::Pinned, site) {
+            // The conflict is the error that counts; a refusal to take back would only follow from it.
+            let _ = self.give_pinned_to_driver(pinned.addr());
+            return Err(LedgerConflict { addr: pinned.addr(), bytes, reason: misuse.to_string() }.into());
+        }
+        Ok(pinned)
+    }
+
+    /// See [`GpuBackend::free_pinned`](crate::GpuBackend::free_pinned).
+    #[track_caller]
+    pub fn free_pinned(&self, pinned: PinnedPtr) -> Result<()> {
+        self.bound("freeing pinned memory")?;
+        let record = self.forget(pinned.addr(), AllocKind::Pinned, "free_pinned")?;
+        let answer = self.give_pinned_to_driver(pinned.addr());
+        self.settle_free(answer, pinned.addr(), record.as_ref(), || format!("freeing {pinned}"))
+    }
+
+    /// The driver's free of pinned memory, alone.
+    pub(crate) fn give_pinned_to_driver(&self, addr: u64) -> Result<(), DriverError> {
+        let address = core::ptr::without_provenance_mut::<c_void>(addr as usize);
+        // SAFETY: the driver checks that the address is pinned memory of its own and follows it nowhere else.
+        unsafe { ask!(self.driver(), cuMemFreeHost(address)) }
+    }
+}
+
+/// Pinned host memory that is freed when it is dropped. Derefs to its bytes.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use metrale_cuda_backend::{MetraleCudaBackend, PinnedBuffer};
+/// # use metrale_driver_sim::{Profile, SimDriver};
+/// # let backend = MetraleCudaBackend::builder().driver(Arc::new(SimDriver::new(Profile::h200()))).build()?;
+/// let mut staging = PinnedBuffer::new(&backend, 4096)?;
+/// staging[..4].copy_from_slice(&[1, 2, 3, 4]);
+/// let weights = backend.alloc(4)?;
+/// backend.copy_h2d(&staging[..4], weights)?;
+/// # backend.free(weights)?;
+/// # Ok::<(), anyhow::Error>(())
+/// ```
+pub struct PinnedBuffer<'backend> {
+    backend: &'backend dyn GpuBackend,
+    pinned: PinnedPtr,
+}
+
+impl<'backend> PinnedBuffer<'backend> {
+    /// Allocates `bytes` of pinned memory, all zero. As [`GpuBackend::alloc_pinned`].
+    ///
+    /// # Errors
+    /// As [`GpuBackend::alloc_pinned`].
+    #[track_caller]
+    pub fn new(backend: &'backend dyn GpuBackend, bytes: usize) -> Result<Self> {
+        Ok(Self { backend, pinned: backend.alloc_pinned(bytes)? })
+    }
+
+    /// The handle, for copies that do not wait.
+    #[must_use]
+    pub const fn as_pinned_ptr(&self) -> PinnedPtr {
+        self.pinned
+    }
+}
+
+impl Deref for PinnedBuffer<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the buffer owns the memory and is borrowed; a queued copy that writes to it was promised, by whoever
+        // queued it, to be waited for first.
+        unsafe { self.pinned.as_slice() }
+    }
+}
+
+impl DerefMut for PinnedBuffer<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the buffer owns the memory and is borrowed mutably; a queued copy that uses it was promised, by whoever
+        // queued it, to be waited for first.
+        unsafe { self.pinned.as_mut_slice() }
+    }
+}
+
+impl Drop for PinnedBuffer<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.backend.free_pinned(self.pinned) {
+            tracing::error!(
+                "{} of {} bytes stays until its backend goes: {error:#}",
+                self.pinned,
+                self.pinned.len()
+            );
+        }
+    }
+}
+
+impl fmt::Debug for PinnedBuffer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PinnedBuffer").field("pinned", &self.pinned).finish_non_exhaustive()
+    }
+}

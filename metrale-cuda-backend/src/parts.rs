@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the Cargo features pick; the only file that asks for one. No signature elsewhere depends on a feature.
+
+/// Whether allocations are written into the ledger; without it the ledger stays empty and the reads answer zero.
+pub(crate) const KEEPS_LEDGER: bool = cfg!(feature = "ledger");
+
+/// Where the driver in software comes in.
+#[cfg(feature = "sim")]
+mod software {
+    use std::sync::Arc;
+
+    use metrale_driver_sim::{Profile, SimDriver};
+
+    use crate::BackendBuilder;
+
+    impl BackendBuilder {
+        /// Works on a driver in software with the given profile, made for this backend alone. Feature `sim`.
+        #[must_use]
+        pub fn software(self, profile: Profile) -> Self {
+            self.driver(Arc::new(SimDriver::new(profile)))
+        }
+    }
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The sweep: freeing what nobody freed, with one warning that says whose it was; and the drop, which runs it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::panic::Location;
+
+use anyhow::Result;
+use metrale_driver_sys::{DriverError, is_sticky};
+use metrale_ledger::{AllocKind, AllocRecord, ByteSize};
+use metrale_registry::is_teardown_noop;
+
+use crate::backend::MetraleCudaBackend;
+use crate::call::Doing;
+
+/// Call sites named in a warning.
+const SITES: usize = 5;
+
+/// What one sweep took off the ledger, and what came of it.
+struct Swept {
+    records: Vec<(u64, AllocRecord)>,
+}
+
+/// The call sites behind a list of records, largest first.
+struct LargestSites<'a>(&'a [(u64, AllocRecord)]);
+
+impl fmt::Display for LargestSites<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut sums: BTreeMap<(&str, u32, u32), (u64, u64)> = BTreeMap::new();
+        for (_, record) in self.0 {
+            let site: &Location<'_> = record.site;
+            let sum = sums.entry((site.file(), site.line(), site.column())).or_default();
+            sum.0 = sum.0.saturating_add(record.bytes as u64);
+            sum.1 += 1;
+        }
+        let mut rows: Vec<_> = sums.into_iter().collect();
+        // Stable: equal sums stay in the order of their sites.
+        rows.sort_by_key(|&(_, (bytes, _))| std::cmp::Reverse(bytes));
+        for (index, ((file, line, column), (bytes, count))) in rows.iter().take(SITES).enumerate() {
+            let separator = if index == 0 { "" } else { ", " };
+            write!(f, "{separator}{file}:{line}:{column} ({} in {count})", ByteSize(*bytes))?;
+        }
+        match rows.len().saturating_sub(SITES) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}
+
+impl Swept {
+    fn bytes(&self) -> ByteSize {
+        let sum = self.records.iter().fold(0_u64, |sum, (_, record)| sum.saturating_add(record.bytes as u64));
+        ByteSize(sum)
+    }
+
+    /// Frees everything, once each. What fails is logged and the rest still freed, until the context turns out to be
+    /// lost: then nothing more can be freed, and one line says so.
+    fn free(&self, free: impl Fn(u64) -> Result<(), DriverError>) {
+        for (index, (addr, record)) in self.records.iter().enumerate() {
+            let Err(error) = free(*addr) else { continue };
+            if is_teardown_noop(error.status) {
+                // The context is gone, and the memory with it.
+                return;
+            }
+            if is_sticky(error.status) {
+                let left = self.records.len() - index;
+                tracing::error!(
+                    "{left} of {} allocations cannot be freed, for the context is lost: {error}; the device gets them \
+                     back when the process ends",
+                    self.records.len()
+                );
+                return;
+            }
+            tracing::error!("{addr:#x} ({record}) could not be freed: {error}");
+        }
+    }
+}
+
+impl MetraleCudaBackend {
+    /// See [`GpuBackend::sweep_unreleased`](crate::GpuBackend::sweep_unreleased).
+    #[track_caller]
+    pub fn sweep_unreleased(&self) -> Result<usize> {
+        let _current = self.enter().doing(|| "sweeping unreleased allocations".to_owned())?;
+        Ok(self.sweep("a load was abandoned, or they have no owner that frees them"))
+    }
+
+    /// Drains the ledger and frees all of it, with one warning. The context is current.
+    #[track_caller]
+    fn sweep(&self, causes: &str) -> usize {
+        let swept = Swept { records: self.book().ledger().drain() };
+        let count = swept.records.len();
+        if count > 0 {
+            tracing::warn!(
+                "{count} device allocations ({}) were never released and are freed now: {causes}. Largest call sites: {}",
+                swept.bytes(),
+                LargestSites(&swept.records)
+            );
+            swept.free(|addr| self.give_to_driver(addr));
+        }
+        count
+    }
+
+    /// Frees what is left of a kind that no sweep takes, with a warning of its own. The context is current.
+    fn free_left(&self, kind: AllocKind, free: impl Fn(u64) -> Result<(), DriverError>) {
+        let swept = Swept {
+            records: (self.book().ledger().allocations_of(kind).into_iter())
+                // Taken off first, as always.
+                .filter(|&(addr, _)| self.book().forget(addr, kind).is_ok())
+                .collect(),
+        };
+        if swept.records.is_empty() {
+            return;
+        }
+        tracing::warn!(
+            "{} {kind} allocations ({}) were left when their backend was dropped, and are freed now; their owner should \
+             have freed them before. Largest call sites: {}",
+            swept.records.len(),
+            swept.bytes(),
+            LargestSites(&swept.records)
+        );
+        swept.free(free);
+    }
+
+    /// Frees all that is left, on whichever thread drops the backend. Never panics, and never frees twice: what is freed
+    /// has left the ledger before.
+    pub(crate) fn free_all_left(&self) {
+        match self.enter() {
+            Ok(_current) => {
+                self.sweep(
+                    "either a load was abandoned on the way (an error or a panic), or these allocations have no owner that \
+                     frees them",
+                );
+                self.free_left(AllocKind::Arena, |addr| self.give_to_driver(addr));
+                self.free_left(AllocKind::Pinned, |addr| self.give_pinned_to_driver(addr));
+            }
+            // A context that is gone has taken its memory with it.
+            Err(error) if is_teardown_noop(error.status) => {}
+            Err(error) => {
+                let left = self.book().ledger().live_count();
+                tracing::error!(
+                    "{left} allocations could not be freed when their backend was dropped: {error}"
+                );
+            }
+        }
+    }
+}
