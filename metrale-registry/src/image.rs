@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! [`Image`]: a module's bytes, looked at before the driver sees them and brought into the form it takes.
+
+use core::fmt;
+use std::borrow::Cow;
+
+use metrale_driver_sys::image::cubin::{Cubin, CubinError};
+use metrale_driver_sys::image::fatbin::{EntryKind, Fatbin, FatbinError, Packing};
+use metrale_driver_sys::image::ptx::{Ptx, Text};
+use metrale_driver_sys::image::{ImageKind, arch::IsaVersion};
+
+/// Why bytes are no image that a driver should see.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImageError {
+    /// They are something else, or cut off so early that nothing can be told.
+    #[error("this is {0}")]
+    NotAnImage(ImageKind),
+    /// Bytes that are no text stand in front of a PTX text.
+    #[error("{bytes} non-text bytes stand in front of the PTX (the header of a cache?): pass the text alone")]
+    LeadingBytes {
+        /// How many.
+        bytes: usize,
+    },
+    /// A cubin that is not whole, or not one that a driver reads.
+    #[error("this is a cubin, but {0}")]
+    Cubin(CubinError),
+    /// A fatbin that is not whole: its sizes point past its data, which can keep a driver busy for ever.
+    #[error("this is a fatbin, but {0}")]
+    Fatbin(FatbinError),
+}
+
+/// Something noticed about an image that is no error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ImageNote {
+    /// A byte order mark stood in front of the text, which no driver takes. It was left out.
+    ByteOrderMark,
+    /// Something follows the text's NUL, where the driver stops reading. It is ignored.
+    AfterNul {
+        /// How many bytes, without NULs at the end.
+        bytes: usize,
+        /// The kernels among them, which no look-up will find.
+        kernels: Vec<String>,
+    },
+}
+
+impl fmt::Display for ImageNote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ByteOrderMark => f.write_str("a byte order mark in front was left out"),
+            Self::AfterNul { bytes, kernels } => {
+                write!(f, "{bytes} bytes after a NUL are ignored")?;
+                for (index, kernel) in kernels.iter().enumerate() {
+                    write!(f, "{} {kernel}", if index == 0 { ", with the kernels" } else { "," })?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A module's image, found fit to be handed to a driver.
+pub(crate) struct Image<'a> {
+    pub(crate) kind: ImageKind,
+    pub(crate) target: Option<String>,
+    pub(crate) isa: Option<IsaVersion>,
+    /// Size as given.
+    pub(crate) image_bytes: usize,
+    pub(crate) notes: Vec<ImageNote>,
+    /// What is wrong with the text, as far as that can be told without the driver, whose word counts.
+    pub(crate) flaws: Vec<String>,
+    pub(crate) kernels: Vec<String>,
+    pub(crate) globals: Vec<String>,
+    /// What the driver gets, but for the NUL.
+    bytes: &'a [u8],
+    lacks_nul: bool,
+}
+
+impl<'a> Image<'a> {
+    /// Looks at bytes that are to be a module.
+    pub(crate) fn read(bytes: &'a [u8]) -> Result<Self, ImageError> {
+        match ImageKind::of(bytes) {
+            ImageKind::Ptx => Self::read_ptx(bytes),
+            ImageKind::Cubin => Self::read_cubin(bytes).map_err(ImageError::Cubin),
+            ImageKind::Fatbin => Self::read_fatbin(bytes).map_err(ImageError::Fatbin),
+            other => Err(ImageError::NotAnImage(other)),
+        }
+    }
+
+    /// The bytes in the form the driver takes: PTX ends in NUL, and begins with no byte order mark.
+    pub(crate) fn for_the_driver(&self) -> Cow<'a, [u8]> {
+        if !self.lacks_nul {
+            return Cow::Borrowed(self.bytes);
+        }
+        let mut text = Vec::with_capacity(self.bytes.len() + 1);
+        text.extend_from_slice(self.bytes);
+        text.push(0);
+        Cow::Owned(text)
+    }
+
+    fn new(kind: ImageKind, bytes: &'a [u8]) -> Self {
+        Self {
+            kind,
+            target: None,
+            isa: None,
+            image_bytes: bytes.len(),
+            notes: Vec::new(),
+            flaws: Vec::new(),
+            kernels: Vec::new(),
+            globals: Vec::new(),
+            bytes,
+            lacks_nul: false,
+        }
+    }
+
+    fn read_ptx(bytes: &'a [u8]) -> Result<Self, ImageError> {
+        let text = Text::of(bytes);
+        if !text.leading_bytes.is_empty() {
+            return Err(ImageError::LeadingBytes { bytes: text.leading_bytes.len() });
+        }
+        let start = if text.has_bom { BYTE_ORDER_MARK_BYTES } else { 0 };
+        let ptx = Ptx::read(&bytes[start..]);
+        let mut notes = Vec::new();
+        if text.has_bom {
+            notes.push(ImageNote::ByteOrderMark);
+        }
+        if !ptx.after_nul.is_empty() {
+            let kernels = owned(ptx.entries_after_nul());
+            notes.push(ImageNote::AfterNul { bytes: ptx.after_nul.len(), kernels });
+        }
+        // The NUL that ends the text, where there is one, is the first byte behind it.
+        let lacks_nul = start + text.code.len() == bytes.len();
+        Ok(Self {
+            target: ptx.header.targets.last().map(|target| target.name.to_owned()),
+            isa: ptx.header.version,
+            notes,
+            flaws: ptx.flaws.iter().map(ToString::to_string).collect(),
+            kernels: owned(ptx.entries().map(|entry| entry.name)),
+            globals: owned(ptx.globals().map(|global| global.name)),
+            bytes: &bytes[start..],
+            lacks_nul,
+            ..Self::new(ImageKind::Ptx, bytes)
+        })
+    }
+
+    fn read_cubin(bytes: &'a [u8]) -> Result<Self, CubinError> {
+        let cubin = Cubin::read(bytes)?;
+        Ok(Self {
+            target: cubin.sm.map(|sm| sm.to_string()),
+            kernels: owned(cubin.kernels.iter().map(|kernel| kernel.name)),
+            globals: owned(cubin.globals.iter().map(|global| global.name)),
+            ..Self::new(ImageKind::Cubin, bytes)
+        })
+    }
+
+    fn read_fatbin(bytes: &'a [u8]) -> Result<Self, FatbinError> {
+        let fatbin = Fatbin::read(bytes)?;
+        let mut image = Self::new(ImageKind::Fatbin, bytes);
+        let mut targets = Vec::new();
+        for entry in &fatbin.entries {
+            targets.push(match entry.kind {
+                EntryKind::Ptx => format!("{} as PTX", entry.sm),
+                EntryKind::Elf => entry.sm.to_string(),
+                EntryKind::Other(kind) => format!("{} as entry of kind {kind}", entry.sm),
+            });
+            // Names come from what lies there unpacked. Those of other entries are usually the same; they only serve
+            // to suggest, and the driver has the last word on what is there.
+            let part = match (entry.packing, entry.kind) {
+                (Packing::Plain, EntryKind::Ptx) => Self::read_ptx(entry.payload).ok(),
+                (Packing::Plain, EntryKind::Elf) => Self::read_cubin(entry.payload).ok(),
+                _ => None,
+            };
+            if let Some(part) = part {
+                image.kernels.extend(part.kernels);
+                image.globals.extend(part.globals);
+            }
+        }
+        targets.dedup();
+        image.target = Some(targets.join(", "));
+        without_repeats(&mut image.kernels);
+        without_repeats(&mut image.globals);
+        Ok(image)
+    }
+}
+
+/// U+FEFF in UTF-8.
+const BYTE_ORDER_MARK_BYTES: usize = 3;
+
+fn owned<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    names.into_iter().map(str::to_owned).collect()
+}
+
+/// Leaves the first of each, in order.
+fn without_repeats(names: &mut Vec<String>) {
+    let mut seen = std::collections::HashSet::new();
+    names.retain(|name| seen.insert(name.clone()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &[u8] =
+        b".version 7.10\n.target sm_75, sm_90a\n.address_size 64\n.global .u32 g;\n.visible .entry k() { ret; }\n";
+
+    fn read(bytes: &[u8]) -> Image<'_> {
+        Image::read(bytes).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn refusal(bytes: &[u8]) -> ImageError {
+        match Image::read(bytes) {
+            Ok(image) => panic!("taken for {}", image.kind),
+            Err(error) => error,
+        }
+    }
+
+    #[test]
+    fn a_text_tells_its_target_version_and_names() {
+        let image = read(TEXT);
+        assert_eq!(image.kind, ImageKind::Ptx);
+        assert_eq!(image.target.as_deref(), Some("sm_90a"), "the last name counts");
+        assert_eq!(image.isa, Some(IsaVersion::new(7, 10)));
+        assert_eq!((image.kernels, image.globals), (vec!["k".to_owned()], vec!["g".to_owned()]));
+        assert!(image.notes.is_empty() && image.flaws.is_empty());
+    }
+
+    #[test]
+    fn the_driver_gets_one_nul_and_no_byte_order_mark() {
+        let mut expected = TEXT.to_vec();
+        expected.push(0);
+        assert_eq!(*read(TEXT).for_the_driver(), *expected);
+        let marked = [b"\xef\xbb\xbf", TEXT].concat();
+        let image = read(&marked);
+        assert_eq!(*image.for_the_driver(), *expected);
+        assert_eq!((image.notes, image.image_bytes), (vec![ImageNote::ByteOrderMark], TEXT.len() + 3));
+    }
+
+    #[test]
+    fn a_text_with_its_nul_is_not_copied() {
+        let terminated = [TEXT, b"\0"].concat();
+        let image = read(&terminated);
+        assert!(matches!(image.for_the_driver(), Cow::Borrowed(bytes) if bytes == terminated));
+        assert!(image.notes.is_empty());
+        assert!(read(&[TEXT, b"\0\0\0"].concat()).notes.is_empty(), "padding is nothing to note");
+    }
+
+    #[test]
+    fn what_follows_a_nul_is_noted_with_its_kernels() {
+        let image = [TEXT, b"\0.visible .entry lost() { ret; }"].concat();
+        let image = read(&image);
+        assert_eq!(image.kernels, ["k"]);
+        let [note] = &*image.notes else { panic!("{:?}", image.notes) };
+        assert_eq!(note.to_string(), "31 bytes after a NUL are ignored, with the kernels lost");
+    }
+
+    #[test]
+    fn what_is_no_image_is_refused_by_name() {
+        for (bytes, word) in [
+            (&b""[..], "empty"),
+            (b"<!DOCTYPE html><html>", "HTML"),
+            (b"\x1f\x8b\x08\0\0\0\0\0", "gzip"),
+            (b"/opt/kernels/attention.ptx", "path"),
+            (b"version https://git-lfs.github.com/spec/v1\n", "LFS"),
+            (b"BC\xc0\xde1234", "bitcode"),
+            (b"\x03\x02\x23\x07rest", "SPIR-V"),
+            (b"hello", "directive"),
+            (b"\x7fELF", "cut off"),
+        ] {
+            let text = refusal(bytes).to_string();
+            assert!(text.starts_with("this is ") && text.contains(word), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_header_of_a_cache_in_front_is_counted() {
+        let cached = [b"\x01\xff\x80\x02", TEXT].concat();
+        assert_eq!(refusal(&cached), ImageError::LeadingBytes { bytes: 4 });
+    }
+
+    #[test]
+    fn a_fatbin_whose_sizes_pass_its_data_is_refused() {
+        let mut fatbin = 0xba55_ed50_u32.to_le_bytes().to_vec();
+        fatbin.extend_from_slice(&[1, 0, 16, 0]);
+        fatbin.extend_from_slice(&4096_u64.to_le_bytes());
+        assert_eq!(refusal(&fatbin), ImageError::Fatbin(FatbinError::PastEnd { end: 4112, bytes: 16 }));
+        fatbin.truncate(8);
+        fatbin.extend_from_slice(&0_u64.to_le_bytes());
+        assert_eq!(refusal(&fatbin), ImageError::Fatbin(FatbinError::NoImage));
+    }
+
+    #[test]
+    fn a_cubin_that_ends_before_its_tables_is_refused() {
+        let mut cubin = vec![0_u8; 64];
+        cubin[..9].copy_from_slice(b"\x7fELF\x02\x01\x01\x33\x07");
+        cubin[18..20].copy_from_slice(&190_u16.to_le_bytes());
+        cubin[40..48].copy_from_slice(&4096_u64.to_le_bytes());
+        cubin[58..60].copy_from_slice(&64_u16.to_le_bytes());
+        cubin[60..62].copy_from_slice(&3_u16.to_le_bytes());
+        let text = refusal(&cubin).to_string();
+        assert!(text.contains("the section table ends at byte 4288, and there are 64"), "{text}");
+    }
+}

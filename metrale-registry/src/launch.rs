@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Launching: the opt-in to large shared memory, once per function, and what a refused launch asked too much of.
+
+use core::ffi::{c_int, c_void};
+use core::fmt;
+use std::collections::HashMap;
+
+use metrale_driver_sys::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, CUfunction, CUfunction_attribute, CUstream,
+    DriverApi, DriverError, function_attribute,
+};
+use parking_lot::RwLock;
+
+use crate::DeviceFacts;
+use crate::advice::Advised;
+use crate::call::ask;
+use crate::device::DEFAULT_SHARED_BYTES;
+
+/// One launch's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared_bytes: u32,
+}
+
+/// A launch that the driver refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LaunchError {
+    /// The kernel's handle.
+    pub function: CUfunction,
+    /// Module and function, where the handle came from this registry.
+    pub name: Option<(&'static str, String)>,
+    /// Blocks of the grid.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Dynamic shared memory of a block, in bytes.
+    pub shared_bytes: u32,
+    /// The driver's answer: of the launch, or of the opt-in before it.
+    pub error: DriverError,
+    /// What was asked too much, where that can be told.
+    pub excess: Option<LaunchExcess>,
+}
+
+/// What a launch asks that the device or the kernel does not give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LaunchExcess {
+    /// A grid or block dimension is 0.
+    ZeroDimension,
+    /// A block has too many threads.
+    Threads {
+        /// Threads asked for.
+        asked: u64,
+        /// Threads a block of this kernel may have.
+        limit: u32,
+    },
+    /// A block has too much shared memory.
+    SharedBytes {
+        /// Dynamic bytes asked for.
+        dynamic: u32,
+        /// Bytes the kernel declares itself.
+        fixed: u32,
+        /// Bytes of both that the device gives after opting in.
+        limit: u32,
+    },
+}
+
+impl fmt::Display for LaunchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some((module, function)) => write!(f, "launch of {module}::{function}")?,
+            None => write!(f, "launch of the kernel {:#x}", self.function)?,
+        }
+        let ([gx, gy, gz], [bx, by, bz]) = (self.grid, self.block);
+        write!(
+            f,
+            " (grid {gx}x{gy}x{gz}, block {bx}x{by}x{bz}, {} bytes of dynamic shared memory): {}",
+            self.shared_bytes,
+            Advised(self.error)
+        )?;
+        match self.excess {
+            Some(excess) => write!(f, ": {excess}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for LaunchExcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::ZeroDimension => f.write_str("a dimension is 0"),
+            Self::Threads { asked, limit } => {
+                write!(f, "{asked} threads a block, where this kernel may have {limit}")
+            }
+            Self::SharedBytes { dynamic, fixed, limit } => {
+                let sum = u64::from(dynamic) + u64::from(fixed);
+                write!(
+                    f,
+                    "{sum} bytes of shared memory a block ({fixed} of them the kernel's own), where the device gives {limit}"
+                )
+            }
+        }
+    }
+}
+
+impl core::error::Error for LaunchError {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+/// Launches, with no opt-in.
+///
+/// # Safety
+/// As for [`launch_on_stream`](crate::MetraleRegistry::launch_on_stream).
+pub(crate) unsafe fn launch(
+    driver: &dyn DriverApi,
+    function: CUfunction,
+    shape: Shape,
+    stream: CUstream,
+    params: &mut [*mut c_void],
+) -> Result<(), DriverError> {
+    let ([gx, gy, gz], [bx, by, bz]) = (shape.grid, shape.block);
+    let params = if params.is_empty() { core::ptr::null_mut() } else { params.as_mut_ptr() };
+    let extra = core::ptr::null_mut();
+    // SAFETY: the caller's promise: one pointer a parameter, each good for that parameter's size, of a kernel that is
+    // sound to run with them.
+    unsafe {
+        ask!(
+            driver,
+            cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shape.shared_bytes, stream, params, extra)
+        )
+    }
+}
+
+/// How much dynamic shared memory each function has been allowed.
+///
+/// A function may ask for 48 KiB less what it declares itself; more needs an attribute set on it once. The attribute
+/// stays with the function, so that doing it at each launch would only cost, and setting a smaller value would take
+/// away what a launch on another thread counts on.
+#[derive(Default)]
+pub(crate) struct SharedOptIns {
+    /// Bytes allowed, of the functions that were asked about.
+    allowed: RwLock<HashMap<CUfunction, u32>>,
+}
+
+impl SharedOptIns {
+    /// Makes sure that a launch may ask for `bytes`, where that is above what every function has.
+    pub(crate) fn ensure(
+        &self,
+        driver: &dyn DriverApi,
+        function: CUfunction,
+        bytes: u32,
+    ) -> Result<(), DriverError> {
+        if bytes <= DEFAULT_SHARED_BYTES
+            || self.allowed.read().get(&function).is_some_and(|&most| bytes <= most)
+        {
+            return Ok(());
+        }
+        self.raise(driver, function, bytes, Because::Large).map(drop)
+    }
+
+    /// Raises a function's allowance to `bytes`, and tells whether anything was done.
+    pub(crate) fn raise(
+        &self,
+        driver: &dyn DriverApi,
+        function: CUfunction,
+        bytes: u32,
+        because: Because,
+    ) -> Result<bool, DriverError> {
+        // Held over both calls: of two threads at once, the one with less must not have the last word.
+        let mut allowed = self.allowed.write();
+        if allowed.get(&function).is_some_and(|&most| bytes <= most) {
+            return Ok(false);
+        }
+        // Somebody else may have allowed more by the driver itself.
+        let present = attribute_of(driver, function, function_attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES)?;
+        let raises = present < bytes || because == Because::Refused;
+        if raises {
+            let which = function_attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // What does not fit a C int is refused by the driver like all that is beyond the device.
+            let value = c_int::try_from(present.max(bytes)).unwrap_or(c_int::MAX);
+            // SAFETY: no memory is passed; the driver checks the handle.
+            unsafe { ask!(driver, cuFuncSetAttribute(function, which, value)) }?;
+        }
+        allowed.insert(function, present.max(bytes));
+        Ok(raises)
+    }
+}
+
+/// Why a function's allowance is raised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Because {
+    /// The launch asks for more than any function has from the start.
+    Large,
+    /// The driver refused the launch, whatever the attribute says at present.
+    Refused,
+}
+
+fn attribute_of(
+    driver: &dyn DriverApi,
+    function: CUfunction,
+    which: CUfunction_attribute,
+) -> Result<u32, DriverError> {
+    let mut value = 0;
+    // SAFETY: the result pointer is a local.
+    unsafe { ask!(driver, cuFuncGetAttribute(&mut value, which, function)) }?;
+    Ok(u32::try_from(value).unwrap_or(0))
+}
+
+/// What a refused launch asked too much, told from the kernel's and the device's limits.
+pub(crate) fn excess_of(
+    driver: &dyn DriverApi,
+    facts: &DeviceFacts,
+    function: CUfunction,
+    shape: Shape,
+    error: DriverError,
+) -> Option<LaunchExcess> {
+    if !matches!(error.status, CUDA_ERROR_INVALID_VALUE | CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES) {
+        return None;
+    }
+    // A kernel's own limit is unknown where its handle is wrong: then the device's stands.
+    let threads = attribute_of(driver, function, function_attribute::MAX_THREADS_PER_BLOCK)
+        .map_or(facts.threads_per_block, |most| most.min(facts.threads_per_block));
+    let fixed = attribute_of(driver, function, function_attribute::SHARED_SIZE_BYTES).unwrap_or(0);
+    excess(shape, threads, fixed, facts.shared_bytes_per_block_optin)
+}
+
+fn excess(shape: Shape, threads: u32, fixed: u32, shared_limit: u32) -> Option<LaunchExcess> {
+    if shape.grid.contains(&0) || shape.block.contains(&0) {
+        return Some(LaunchExcess::ZeroDimension);
+    }
+    let asked = shape.block.iter().fold(1_u64, |product, &side| product.saturating_mul(u64::from(side)));
+    if asked > u64::from(threads) {
+        return Some(LaunchExcess::Threads { asked, limit: threads });
+    }
+    let dynamic = shape.shared_bytes;
+    (u64::from(dynamic) + u64::from(fixed) > u64::from(shared_limit)).then_some(LaunchExcess::SharedBytes {
+        dynamic,
+        fixed,
+        limit: shared_limit,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H200_SHARED: u32 = 227 << 10;
+
+    fn of(grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> Option<LaunchExcess> {
+        excess(Shape { grid, block, shared_bytes }, 1024, 1024, H200_SHARED)
+    }
+
+    #[test]
+    fn what_is_too_much_is_told_at_its_limit() {
+        assert_eq!(of([1, 1, 1], [1024, 1, 1], 0), None);
+        assert_eq!(of([1, 0, 1], [1, 1, 1], 0), Some(LaunchExcess::ZeroDimension));
+        assert_eq!(of([1, 1, 1], [32, 33, 1], 0), Some(LaunchExcess::Threads { asked: 1056, limit: 1024 }));
+        assert_eq!(of([1, 1, 1], [1, 1, 1], H200_SHARED - 1024), None);
+        let too_much = LaunchExcess::SharedBytes { dynamic: H200_SHARED, fixed: 1024, limit: H200_SHARED };
+        assert_eq!(of([1, 1, 1], [1, 1, 1], H200_SHARED), Some(too_much));
+    }
+
+    #[test]
+    fn the_largest_numbers_do_not_wrap() {
+        let most = [u32::MAX; 3];
+        assert_eq!(of(most, most, u32::MAX), Some(LaunchExcess::Threads { asked: u64::MAX, limit: 1024 }));
+        assert!(of([1, 1, 1], [1, 1, 1], u32::MAX).is_some());
+    }
+}
