@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use metrale_driver_sys::{CUcontext, CUdevice_attribute, DriverApi, DriverError};
 use metrale_ledger::{LedgerProbe, ScopeGuard};
-use metrale_registry::{CudaHost, DeviceFacts, HostError, MetraleRegistry};
+use metrale_registry::{CudaHost, DeviceFacts, HostError, MetraleRegistry, is_teardown_noop};
 use metrale_telemetry::{ModuleLoad, run_metrics};
 
 use crate::book::Book;
@@ -180,7 +180,7 @@ impl MetraleCudaBackend {
 
     /// What is fixed about the device.
     #[must_use]
-    pub fn device(&self) -> &DeviceFacts {
+    pub fn facts(&self) -> &DeviceFacts {
         self.host.facts()
     }
 
@@ -269,7 +269,19 @@ impl MetraleCudaBackend {
     /// Refuses to go on where another context, or none, is current: the driver would work on the wrong device, or answer
     /// a bare 201. Costs some 60 ns.
     pub(crate) fn bound(&self, doing: &'static str) -> Result<()> {
-        let current = current_context(self.driver()).doing(|| doing.to_owned())?;
+        self.is_bound(doing, current_context(self.driver()))
+    }
+
+    /// As [`bound`](Self::bound), for a free: false where the context is already gone, and the memory with it.
+    pub(crate) fn bound_to_free(&self, doing: &'static str) -> Result<bool> {
+        match current_context(self.driver()) {
+            Err(error) if is_teardown_noop(error.status) => Ok(false),
+            answer => self.is_bound(doing, answer).map(|()| true),
+        }
+    }
+
+    fn is_bound(&self, doing: &'static str, current: Result<CUcontext, DriverError>) -> Result<()> {
+        let current = current.doing(|| doing.to_owned())?;
         if current == self.host.context() {
             return Ok(());
         }

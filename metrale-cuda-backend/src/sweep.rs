@@ -11,7 +11,7 @@ use metrale_ledger::{AllocKind, AllocRecord, ByteSize};
 use metrale_registry::is_teardown_noop;
 
 use crate::backend::MetraleCudaBackend;
-use crate::call::Doing;
+use crate::call::failed;
 
 /// Call sites named in a warning.
 const SITES: usize = 5;
@@ -80,8 +80,12 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::sweep_unreleased`](crate::GpuBackend::sweep_unreleased).
     #[track_caller]
     pub fn sweep_unreleased(&self) -> Result<usize> {
-        let _current = self.enter().doing(|| "sweeping unreleased allocations".to_owned())?;
-        Ok(self.sweep("a load was abandoned, or they have no owner that frees them"))
+        match self.enter() {
+            Ok(_current) => Ok(self.sweep("a load was abandoned, or they have no owner that frees them")),
+            // The context is gone, and the memory with it: nothing to free, nothing to warn of.
+            Err(error) if is_teardown_noop(error.status) => Ok(self.book().ledger().drain().len()),
+            Err(error) => Err(failed(error, "sweeping unreleased allocations".to_owned(), None)),
+        }
     }
 
     /// Drains the ledger and frees all of it, with one warning. The context is current.
@@ -102,12 +106,7 @@ impl MetraleCudaBackend {
 
     /// Frees what is left of a kind that no sweep takes, with a warning of its own. The context is current.
     fn free_left(&self, kind: AllocKind, free: impl Fn(u64) -> Result<(), DriverError>) {
-        let swept = Swept {
-            records: (self.book().ledger().allocations_of(kind).into_iter())
-                // Taken off first, as always.
-                .filter(|&(addr, _)| self.book().forget(addr, kind).is_ok())
-                .collect(),
-        };
+        let swept = self.left_of(kind);
         if swept.records.is_empty() {
             return;
         }
@@ -119,6 +118,13 @@ impl MetraleCudaBackend {
             LargestSites(&swept.records)
         );
         swept.free(free);
+    }
+
+    /// Takes what is left of a kind off the ledger.
+    fn left_of(&self, kind: AllocKind) -> Swept {
+        let mut records = self.book().ledger().allocations_of(kind);
+        records.retain(|&(addr, _)| self.book().forget(addr, kind).is_ok());
+        Swept { records }
     }
 
     /// Frees all that is left, on whichever thread drops the backend. Never panics, and never frees twice: what is freed
@@ -133,8 +139,12 @@ impl MetraleCudaBackend {
                 self.free_left(AllocKind::Arena, |addr| self.give_to_driver(addr));
                 self.free_left(AllocKind::Pinned, |addr| self.give_pinned_to_driver(addr));
             }
-            // A context that is gone has taken its memory with it.
-            Err(error) if is_teardown_noop(error.status) => {}
+            // A context that is gone has taken its memory with it; a probe that outlives the backend must not show it.
+            Err(error) if is_teardown_noop(error.status) => {
+                self.book().ledger().drain();
+                self.left_of(AllocKind::Arena);
+                self.left_of(AllocKind::Pinned);
+            }
             Err(error) => {
                 let left = self.book().ledger().live_count();
                 tracing::error!(

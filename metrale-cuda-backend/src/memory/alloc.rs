@@ -104,9 +104,9 @@ impl MetraleCudaBackend {
         if ptr.is_null() {
             return Ok(());
         }
-        self.bound("freeing device memory")?;
+        let there = self.bound_to_free("freeing device memory")?;
         let record = self.forget(ptr.0, kind, call)?;
-        let answer = self.give_to_driver(ptr.0);
+        let answer = if there { self.give_to_driver(ptr.0) } else { Ok(()) };
         self.settle_free(answer, ptr.0, record.as_ref(), || format!("freeing {ptr}"))
     }
 

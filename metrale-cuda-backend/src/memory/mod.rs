@@ -9,6 +9,7 @@ mod info;
 mod memset;
 mod out_of_memory;
 mod pinned;
+mod upload;
 
 pub use alloc::FreeError;
 pub use copy::{CopyOutOfBounds, End};
@@ -16,3 +17,4 @@ pub use copy_2d::{Copy2d, Side};
 pub use info::MemoryInfo;
 pub use out_of_memory::{Holder, OutOfMemory, Verdict};
 pub use pinned::{PinnedBuffer, PinnedPtr};
+pub use upload::Uploader;

@@ -14,10 +14,9 @@ use metrale_ledger::AllocKind;
 use crate::backend::MetraleCudaBackend;
 use crate::call::ask;
 use crate::error::LedgerConflict;
-use crate::gpu::GpuBackend;
 use crate::memory::alloc::refuse_no_bytes;
 
-/// Pinned host memory by its address and size, as [`GpuBackend::alloc_pinned`] returns it.
+/// Pinned host memory by its address and size, as [`GpuBackend::alloc_pinned`](crate::GpuBackend::alloc_pinned) returns it.
 ///
 /// A handle, not an owner: it can be copied, and nothing is freed when it goes. [`PinnedBuffer`] is the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,6 +31,17 @@ unsafe impl Send for PinnedPtr {}
 unsafe impl Sync for PinnedPtr {}
 
 impl PinnedPtr {
+    /// The handle of memory that something else pinned, for implementations of
+    /// [`GpuBackend`](crate::GpuBackend) that do not end in [`MetraleCudaBackend`].
+    ///
+    /// # Safety
+    /// `address` is the start of `bytes` bytes of initialized host memory, good for reading and writing until they are
+    /// freed through the backend that returns the handle.
+    #[must_use]
+    pub const unsafe fn from_raw(address: NonNull<u8>, bytes: usize) -> Self {
+        Self { address, bytes }
+    }
+
     /// The address, for reading and writing.
     #[must_use]
     pub const fn as_ptr(self) -> *mut u8 {
@@ -111,9 +121,9 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::free_pinned`](crate::GpuBackend::free_pinned).
     #[track_caller]
     pub fn free_pinned(&self, pinned: PinnedPtr) -> Result<()> {
-        self.bound("freeing pinned memory")?;
+        let there = self.bound_to_free("freeing pinned memory")?;
         let record = self.forget(pinned.addr(), AllocKind::Pinned, "free_pinned")?;
-        let answer = self.give_pinned_to_driver(pinned.addr());
+        let answer = if there { self.give_pinned_to_driver(pinned.addr()) } else { Ok(()) };
         self.settle_free(answer, pinned.addr(), record.as_ref(), || format!("freeing {pinned}"))
     }
 
@@ -140,24 +150,18 @@ impl MetraleCudaBackend {
 /// # Ok::<(), anyhow::Error>(())
 /// ```
 pub struct PinnedBuffer<'backend> {
-    backend: &'backend dyn GpuBackend,
+    backend: &'backend MetraleCudaBackend,
     pinned: PinnedPtr,
 }
 
 impl<'backend> PinnedBuffer<'backend> {
-    /// Allocates `bytes` of pinned memory, all zero. As [`GpuBackend::alloc_pinned`].
+    /// Allocates `bytes` of pinned memory, all zero. As [`GpuBackend::alloc_pinned`](crate::GpuBackend::alloc_pinned).
     ///
     /// # Errors
-    /// As [`GpuBackend::alloc_pinned`].
+    /// As [`GpuBackend::alloc_pinned`](crate::GpuBackend::alloc_pinned).
     #[track_caller]
-    pub fn new(backend: &'backend dyn GpuBackend, bytes: usize) -> Result<Self> {
+    pub fn new(backend: &'backend MetraleCudaBackend, bytes: usize) -> Result<Self> {
         Ok(Self { backend, pinned: backend.alloc_pinned(bytes)? })
-    }
-
-    /// The handle, for copies that do not wait.
-    #[must_use]
-    pub const fn as_pinned_ptr(&self) -> PinnedPtr {
-        self.pinned
     }
 }
 
@@ -165,16 +169,16 @@ impl Deref for PinnedBuffer<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the buffer owns the memory and is borrowed; a queued copy that writes to it was promised, by whoever
-        // queued it, to be waited for first.
+        // SAFETY: the buffer owns the memory, its handle never leaves it, and it is borrowed; a queued copy that writes
+        // to it was promised, by whoever queued it, to be waited for first.
         unsafe { self.pinned.as_slice() }
     }
 }
 
 impl DerefMut for PinnedBuffer<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the buffer owns the memory and is borrowed mutably; a queued copy that uses it was promised, by whoever
-        // queued it, to be waited for first.
+        // SAFETY: the buffer owns the memory, its handle never leaves it, and it is borrowed mutably; a queued copy that
+        // uses it was promised, by whoever queued it, to be waited for first.
         unsafe { self.pinned.as_mut_slice() }
     }
 }

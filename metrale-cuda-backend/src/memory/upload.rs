@@ -1,171 +1,194 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! [`Uploader`]: host memory to the device through two pinned buffers, filling one while the device reads the other.
-//!
-//! ```text
-//!   source ──memcpy──▶ [ buffer 0: pieces | free ] ──copies in stream order──▶ device
-//!                      [ buffer 1: in flight ──────event─────▶ free again    ]
-//! ```
-//! Small pieces share a buffer, so that loading thousands of small tensors costs one event a buffer and not one a tensor.
+//! [`Uploader`]: many copies to the device through two pinned buffers, so that the host fills one while the device reads
+//! the other.
 
-use core::fmt;
+use core::mem;
 
 use anyhow::Result;
 
+use crate::backend::MetraleCudaBackend;
 use crate::error::BadArgument;
-use crate::gpu::{DevicePtr, GpuBackend};
-use crate::memory::PinnedBuffer;
+use crate::gpu::DevicePtr;
+use crate::memory::PinnedPtr;
 
-/// Copies pageable or mapped host memory to the device at the speed of pinned memory.
+/// Copies host memory of any kind, such as a mapped file, to the device as fast as pinned memory goes.
 ///
-/// Copies run in the order of the backend's own [`stream`](GpuBackend::stream). A source may be changed or dropped as soon
-/// as [`upload`](Self::upload) returns; what was uploaded is valid on that stream, and on all streams after
-/// [`finish`](Self::finish). Dropping an uploader waits for its copies.
+/// ```text
+///   source ──memcpy──> buffer A ──DMA──> device        the device reads A while the host fills B;
+///                      buffer B                         an event behind the last copy of each says when it may be filled anew
+/// ```
+///
+/// Small pieces share a buffer, large ones are cut. It has a stream of its own. What was uploaded is valid on every stream
+/// after [`finish`](Self::finish).
 ///
 /// ```
 /// # use std::sync::Arc;
 /// # use metrale_cuda_backend::{MetraleCudaBackend, Uploader};
 /// # use metrale_driver_sim::{Profile, SimDriver};
 /// # let backend = MetraleCudaBackend::builder().driver(Arc::new(SimDriver::new(Profile::h200()))).build()?;
-/// let weights = backend.alloc(1000)?;
-/// let mut uploader = Uploader::new(&backend, 1 << 20)?;
-/// uploader.upload(&[7; 1000], weights)?;
-/// assert_eq!(uploader.finish()?, 1000);
+/// let weights = vec![7_u8; 100_000];
+/// let at = backend.alloc(weights.len())?;
 ///
-/// let mut back = [0; 1000];
-/// backend.copy_d2h(weights, &mut back)?;
-/// assert_eq!(back, [7; 1000]);
+/// let mut uploader = Uploader::new(&backend, 64 << 10)?;
+/// uploader.upload(&weights, at)?; // `weights` may go now
+/// assert_eq!(uploader.finish()?, 100_000);
 /// # drop(uploader);
-/// # backend.free(weights)?;
+/// # backend.free(at)?;
 /// # Ok::<(), anyhow::Error>(())
 /// ```
 pub struct Uploader<'backend> {
-    backend: &'backend dyn GpuBackend,
-    slots: [Slot<'backend>; 2],
-    /// The slot being filled.
-    current: usize,
-    /// Bytes of the current slot that are already queued.
-    filled: usize,
-    uploaded_bytes: u64,
+    backend: &'backend MetraleCudaBackend,
+    stream: u64,
+    /// The one being filled is `slots[0]`.
+    slots: [Slot; 2],
+    queued_bytes: u64,
 }
 
-/// One pinned buffer, and the event behind the last copy out of it.
-struct Slot<'backend> {
-    buffer: PinnedBuffer<'backend>,
-    emptied: u64,
+/// One pinned buffer.
+struct Slot {
+    buffer: PinnedPtr,
+    /// Recorded behind the last copy out of the buffer.
+    event: u64,
+    /// Bytes from the start that copies are reading or will read.
+    used_bytes: usize,
+    /// Recorded since the buffer was last known to be at rest.
+    in_flight: bool,
 }
 
 impl<'backend> Uploader<'backend> {
-    /// Makes the two pinned buffers of `buffer_bytes` each. May block for long: pinning costs time.
+    /// Makes two pinned buffers of `buffer_bytes` each, an event for each, and a stream. 4 to 64 MiB serve well.
     ///
     /// # Errors
-    /// [`BadArgument`] for 0 bytes; as [`GpuBackend::alloc_pinned`].
+    /// As [`alloc_pinned`](crate::GpuBackend::alloc_pinned) and [`create_stream`](crate::GpuBackend::create_stream);
+    /// nothing is left behind.
     #[track_caller]
-    pub fn new(backend: &'backend dyn GpuBackend, buffer_bytes: usize) -> Result<Self> {
+    pub fn new(backend: &'backend MetraleCudaBackend, buffer_bytes: usize) -> Result<Self> {
         if buffer_bytes == 0 {
-            return Err(BadArgument::new("an uploader with buffers of 0 bytes: give it a few MiB").into());
+            return Err(BadArgument::new("an uploader with buffers of 0 bytes: give it some MiB").into());
         }
-        let buffers = [PinnedBuffer::new(backend, buffer_bytes)?, PinnedBuffer::new(backend, buffer_bytes)?];
-        let first = backend.create_event()?;
-        let second = match backend.create_event() {
-            Ok(event) => event,
-            Err(error) => {
-                destroy(backend, first);
-                return Err(error);
-            }
+        let stream = backend.create_stream()?;
+        let undo = |error| {
+            // The first error is the one that counts.
+            let _ = backend.destroy_stream(stream);
+            error
         };
-        let [zero, one] = buffers;
-        let slots = [Slot { buffer: zero, emptied: first }, Slot { buffer: one, emptied: second }];
-        Ok(Self { backend, slots, current: 0, filled: 0, uploaded_bytes: 0 })
-    }
-
-    /// Queues a copy of `source` to `target`. Blocks only while both buffers are in flight.
-    ///
-    /// # Errors
-    /// As [`GpuBackend::copy_h2d`]; a part may then have been queued.
-    pub fn upload(&mut self, source: &[u8], target: DevicePtr) -> Result<()> {
-        let mut done = 0;
-        while done < source.len() {
-            let room = self.slots[self.current].buffer.len() - self.filled;
-            if room == 0 {
-                self.turn()?;
-                continue;
+        let first = Slot::new(backend, buffer_bytes).map_err(undo)?;
+        match Slot::new(backend, buffer_bytes) {
+            Ok(second) => Ok(Self { backend, stream, slots: [first, second], queued_bytes: 0 }),
+            Err(error) => {
+                let _ = first.give_back(backend);
+                Err(undo(error))
             }
-            let piece = &source[done..source.len().min(done + room)];
-            let staged = self.stage(piece);
-            // SAFETY: the staged bytes are pinned, and are neither changed nor freed before the stream has passed the
-            // copy: `turn` waits for the slot's event before the slot is filled again, `drop` waits for the stream.
-            unsafe {
-                self.backend.copy_h2d_async_retained(
-                    staged,
-                    piece.len(),
-                    target.offset(done as u64),
-                    self.backend.stream(),
-                )
-            }?;
-            self.filled += piece.len();
-            done += piece.len();
         }
-        self.uploaded_bytes = self.uploaded_bytes.saturating_add(source.len() as u64);
-        Ok(())
     }
 
-    /// Waits until everything uploaded is on the device, and returns how many bytes that is since the uploader was made.
+    /// Queues a copy of `data` to `dst`; `data` may be changed or dropped at once. Waits only for a buffer that the device
+    /// is still reading.
     ///
     /// # Errors
-    /// As [`GpuBackend::synchronize_stream`].
-    pub fn finish(&mut self) -> Result<u64> {
-        self.backend.synchronize_stream(self.backend.stream())?;
-        self.filled = 0;
-        Ok(self.uploaded_bytes)
-    }
-
-    /// Copies a piece into the free part of the current buffer and returns where it lies.
-    fn stage(&self, piece: &[u8]) -> *const u8 {
-        let buffer = self.slots[self.current].buffer.as_pinned_ptr();
-        debug_assert!(self.filled + piece.len() <= buffer.len());
-        // SAFETY: the offset stays inside the buffer, as `upload` cut the piece to the room that is left.
-        let place = unsafe { buffer.as_ptr().add(self.filled) };
-        // SAFETY: both ranges are valid for the piece's length and of different allocations; no queued copy reads this
-        // part of the buffer, since the copies queued from it lie before `filled`.
-        unsafe { place.copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
-        place
-    }
-
-    /// Turns to the other buffer, once the device has read all of it.
-    fn turn(&mut self) -> Result<()> {
-        self.backend.record_event(self.slots[self.current].emptied, self.backend.stream())?;
-        let other = 1 - self.current;
-        // An event never recorded counts as passed: so does the other buffer's at the first turn.
-        self.backend.synchronize_event(self.slots[other].emptied)?;
-        self.current = other;
-        self.filled = 0;
+    /// [`CopyOutOfBounds`](crate::CopyOutOfBounds) past the end of an allocation the ledger knows, with nothing queued; the
+    /// driver's refusals.
+    pub fn upload(&mut self, data: &[u8], dst: DevicePtr) -> Result<()> {
+        self.backend.within("uploading", super::End::Destination, dst, data.len() as u64)?;
+        let mut done = 0;
+        while done < data.len() {
+            if self.slots[0].used_bytes == self.slots[0].buffer.len() {
+                self.turn()?;
+            }
+            let slot = &mut self.slots[0];
+            let piece = &data[done..];
+            let piece = &piece[..piece.len().min(slot.buffer.len() - slot.used_bytes)];
+            // SAFETY: `used_bytes` is less than the buffer's size.
+            let room = unsafe { slot.buffer.as_ptr().add(slot.used_bytes) };
+            // SAFETY: the piece fits the room behind `used_bytes`, which no queued copy reads, and is no pinned memory of
+            // this uploader, which nobody else has an address of.
+            unsafe { room.copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
+            // Counted as read from here on, whatever the driver answers.
+            slot.used_bytes += piece.len();
+            let to = dst.offset(done as u64);
+            // SAFETY: the bytes are not written again before the event behind this copy has passed, nor freed before the
+            // stream is done.
+            unsafe { self.backend.copy_h2d_async_retained(room, piece.len(), to, self.stream)? };
+            done += piece.len();
+            self.queued_bytes += piece.len() as u64;
+        }
         Ok(())
+    }
+
+    /// Marks the end of the copies out of the full buffer, and makes the other the one to fill, once it is at rest.
+    fn turn(&mut self) -> Result<()> {
+        let full = &mut self.slots[0];
+        self.backend.record_event(full.event, self.stream)?;
+        full.in_flight = true;
+        let next = &mut self.slots[1];
+        if mem::take(&mut next.in_flight)
+            && let Err(error) = self.backend.synchronize_event(next.event)
+        {
+            next.in_flight = true;
+            return Err(error);
+        }
+        next.used_bytes = 0;
+        self.slots.swap(0, 1);
+        Ok(())
+    }
+
+    /// Waits until everything uploaded so far is on the device, and returns how many bytes that were since the uploader
+    /// was made.
+    ///
+    /// # Errors
+    /// As [`synchronize_stream`](crate::GpuBackend::synchronize_stream).
+    pub fn finish(&mut self) -> Result<u64> {
+        self.backend.synchronize_stream(self.stream)?;
+        for slot in &mut self.slots {
+            (slot.used_bytes, slot.in_flight) = (0, false);
+        }
+        Ok(self.queued_bytes)
     }
 }
 
 impl Drop for Uploader<'_> {
     fn drop(&mut self) {
-        // A lost context reads the buffers no more; anything else is logged, and the buffers are freed after it.
-        if let Err(error) = self.backend.synchronize_stream(self.backend.stream()) {
-            tracing::error!("waiting for the last uploads: {error:#}");
-        }
+        // Waited for first: the device may be reading the buffers.
+        let mut outcome = self.finish().map(drop);
         for slot in &self.slots {
-            destroy(self.backend, slot.emptied);
+            let given = slot.give_back(self.backend);
+            outcome = outcome.and(given);
+        }
+        outcome = outcome.and(self.backend.destroy_stream(self.stream));
+        if let Err(error) = outcome {
+            tracing::error!("an uploader could not give everything back: {error:#}");
         }
     }
 }
 
-impl fmt::Debug for Uploader<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl core::fmt::Debug for Uploader<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Uploader")
             .field("buffer_bytes", &self.slots[0].buffer.len())
-            .field("uploaded_bytes", &self.uploaded_bytes)
+            .field("stream", &format_args!("{:#x}", self.stream))
+            .field("queued_bytes", &self.queued_bytes)
             .finish_non_exhaustive()
     }
 }
 
-fn destroy(backend: &dyn GpuBackend, event: u64) {
-    if let Err(error) = backend.destroy_event(event) {
-        tracing::error!("destroying an uploader's event: {error:#}");
+impl Slot {
+    #[track_caller]
+    fn new(backend: &MetraleCudaBackend, bytes: usize) -> Result<Self> {
+        let buffer = backend.alloc_pinned(bytes)?;
+        match backend.create_event() {
+            Ok(event) => Ok(Self { buffer, event, used_bytes: 0, in_flight: false }),
+            Err(error) => {
+                // The first error is the one that counts.
+                let _ = backend.free_pinned(buffer);
+                Err(error)
+            }
+        }
+    }
+
+    /// Frees the buffer and the event; the first error is the one that counts.
+    fn give_back(&self, backend: &MetraleCudaBackend) -> Result<()> {
+        let freed = backend.free_pinned(self.buffer);
+        let destroyed = backend.destroy_event(self.event);
+        freed.and(destroyed)
     }
 }
