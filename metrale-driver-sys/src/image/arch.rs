@@ -29,6 +29,26 @@ impl IsaVersion {
         let row = ISA_BY_DRIVER.iter().rev().find(|row| row.0 <= driver_version)?;
         Some(Self::new(row.1, row.2))
     }
+
+    /// Whether the language ever had this version: assemblers refuse 7.9 as they refuse one from the future.
+    ///
+    /// What is newer than this crate is taken to exist.
+    #[must_use]
+    pub fn exists(self) -> bool {
+        let last_minor = match self.major {
+            0 => return false,
+            1 => 5,
+            2 => 3,
+            3 => 2,
+            4 => 3,
+            5 => 1,
+            6 => 5,
+            7 => return self.minor <= 8 || matches!(self.minor, 10 | 11),
+            8 => 8,
+            _ => return true,
+        };
+        self.minor <= last_minor
+    }
 }
 
 impl fmt::Display for IsaVersion {

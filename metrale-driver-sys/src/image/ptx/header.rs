@@ -5,6 +5,7 @@ use super::super::arch::{IsaVersion, SmTarget};
 use super::cursor::Cursor;
 use super::flaw::{FlawKind, shown};
 use super::lexer::{Token, TokenKind};
+use super::text::Text;
 
 /// What the first directives say. Read leniently: a value that stands in the wrong place is still here, beside the
 /// flaw that says so.
@@ -33,6 +34,14 @@ pub struct TargetName<'a> {
     pub name: &'a str,
     /// The architecture, where the word is of the form of one. It need not be one this crate knows.
     pub sm: Option<SmTarget>,
+}
+
+impl<'a> Header<'a> {
+    /// Reads the header alone, at a cost that does not grow with the text behind it.
+    #[must_use]
+    pub fn read(image: &'a [u8]) -> Self {
+        read(&mut Cursor::new(Text::of(image).code))
+    }
 }
 
 impl Header<'_> {

@@ -400,38 +400,47 @@ impl<'a> Reader<'a> {
     }
 
     /// Shared memory of a function and of everything it reaches, one behind the other.
+    ///
+    /// The dynamic part has no size here, but the static part is rounded up to where it may begin. As assemblers do,
+    /// a kernel that calls anything is taken to use every dynamic array of the text.
     fn shared_bytes(&self, function: usize) -> u64 {
         let mut seen_functions = vec![false; self.bodies.len()];
         let mut seen_variables = vec![false; self.ptx.variables.len()];
         let mut waiting = vec![function];
         seen_functions[function] = true;
-        let mut total = 0_u64;
-        let mut place = |bytes: u64, align: u64| {
-            // What has no size is the dynamic part, which begins behind the static one.
-            if bytes > 0 {
-                total = total.checked_next_multiple_of(align).unwrap_or(u64::MAX).saturating_add(bytes);
-            }
+        let (mut total, mut dynamic_align) = (0_u64, 1_u64);
+        let is_dynamic = |variable: &Variable<'_>| {
+            variable.space == StateSpace::Shared && variable.linkage == Linkage::Extern
+        };
+        let place = |total: u64, bytes: u64, align: u64| {
+            total.checked_next_multiple_of(align).unwrap_or(u64::MAX).saturating_add(bytes)
         };
         while let Some(index) = waiting.pop() {
             for &(bytes, align) in &self.bodies[index].shared {
-                place(bytes, align);
+                total = place(total, bytes, align);
             }
             for &mention in &self.bodies[index].mentions {
                 match mention {
                     Symbol::Function(callee) if !std::mem::replace(&mut seen_functions[callee], true) => {
+                        if waiting.is_empty() {
+                            let all = self.ptx.variables.iter().filter(|variable| is_dynamic(variable));
+                            dynamic_align = all.map(|variable| variable.align).fold(dynamic_align, u64::max);
+                        }
                         waiting.push(callee);
                     }
-                    Symbol::Variable(variable) if !std::mem::replace(&mut seen_variables[variable], true) => {
-                        let variable = &self.ptx.variables[variable];
-                        if variable.space == StateSpace::Shared {
-                            place(variable.bytes, variable.align);
+                    Symbol::Variable(index) if !std::mem::replace(&mut seen_variables[index], true) => {
+                        let variable = &self.ptx.variables[index];
+                        if is_dynamic(variable) {
+                            dynamic_align = dynamic_align.max(variable.align);
+                        } else if variable.space == StateSpace::Shared {
+                            total = place(total, variable.bytes, variable.align);
                         }
                     }
                     _ => {}
                 }
             }
         }
-        total
+        place(total, 0, dynamic_align)
     }
 
     fn undefined_functions(&self) -> Vec<&'a str> {
