@@ -1,2 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A CUDA driver in software: a second implementation of DriverApi that needs no GPU.
+
+mod driver;
+mod leaks;
+mod model;
+mod profile;
+mod testing;
+mod thread;
+
+pub use metrale_driver_sys as driver_sys;
+
+pub use driver::{SimDriver, SimDriverBuilder};
+pub use leaks::{LeakedContext, LeakedHandle, LeakedMemory, Leaks, MemoryKind};
+pub use model::kernel::{DeviceValue, KernelFault, KernelLaunch};
+pub use profile::{KernelBounds, MissingKernel, PageableCopies, Profile, UnknownProfile};
+pub use testing::{ContextGuard, system_driver};

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! [`Leaks`]: what was not given back, as plain data and as text.
+
+use core::fmt;
+
+use crate::model::memory::{Allocation, AllocationKind};
+
+/// What kind of memory leaked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum MemoryKind {
+    /// From `cuMemAlloc_v2`.
+    Device,
+    /// From `cuMemAllocManaged`.
+    Managed,
+    /// From `cuMemAllocHost_v2`.
+    Pinned,
+}
+
+/// Memory that was not freed.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub struct LeakedMemory {
+    /// The device whose context it belongs to, by index.
+    pub device: usize,
+    /// Its address.
+    pub address: u64,
+    /// Its size in bytes, as asked for.
+    pub bytes: u64,
+    /// Its kind.
+    pub kind: MemoryKind,
+    /// Whether its context was destroyed with it still there.
+    pub context_ended: bool,
+}
+
+impl LeakedMemory {
+    /// `None` for a module's global, which goes with its module.
+    pub(crate) fn of(address: u64, allocation: &Allocation) -> Option<Self> {
+        let kind = match allocation.kind {
+            AllocationKind::Device(_) => MemoryKind::Device,
+            AllocationKind::Managed { .. } => MemoryKind::Managed,
+            AllocationKind::Pinned => MemoryKind::Pinned,
+            AllocationKind::Global => return None,
+        };
+        Some(Self { device: allocation.device, address, bytes: allocation.bytes, kind, context_ended: false })
+    }
+}
+
+/// A handle that was not given back.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub struct LeakedHandle {
+    /// The handle.
+    pub handle: u64,
+    /// Whether its context was destroyed with it still there.
+    pub context_ended: bool,
+}
+
+impl From<u64> for LeakedHandle {
+    fn from(handle: u64) -> Self {
+        Self { handle, context_ended: false }
+    }
+}
+
+/// A primary context that was not released as often as it was retained.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub struct LeakedContext {
+    /// The device, by index.
+    pub device: usize,
+    /// References left.
+    pub references: usize,
+}
+
+impl From<(usize, usize)> for LeakedContext {
+    fn from((device, references): (usize, usize)) -> Self {
+        Self { device, references }
+    }
+}
+
+/// Everything that was taken and not given back: what is alive now, and what was still there when a context ended.
+///
+/// ```
+/// use metrale_driver_sim::{Profile, SimDriver};
+///
+/// let driver = SimDriver::new(Profile::h200());
+/// // ... the work under test ...
+/// let leaks = driver.leaks();
+/// assert!(leaks.is_empty(), "{leaks}");
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Leaks {
+    /// Contexts that are still retained.
+    pub contexts: Vec<LeakedContext>,
+    /// Device, managed and pinned memory, by address.
+    pub memory: Vec<LeakedMemory>,
+    /// Modules.
+    pub modules: Vec<LeakedHandle>,
+    /// Streams.
+    pub streams: Vec<LeakedHandle>,
+    /// Events.
+    pub events: Vec<LeakedHandle>,
+    /// Graphs.
+    pub graphs: Vec<LeakedHandle>,
+    /// Instantiated graphs.
+    pub graph_execs: Vec<LeakedHandle>,
+}
+
+impl Leaks {
+    /// Whether everything was given back.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.contexts.is_empty()
+            && self.memory.is_empty()
+            && self.handles().iter().all(|(_, handles)| handles.is_empty())
+    }
+
+    /// Bytes of the memory that was not freed.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory.iter().fold(0, |sum, memory| sum.saturating_add(memory.bytes))
+    }
+
+    fn handles(&self) -> [(&'static str, &Vec<LeakedHandle>); 5] {
+        [
+            ("module", &self.modules),
+            ("stream", &self.streams),
+            ("event", &self.events),
+            ("graph", &self.graphs),
+            ("instantiated graph", &self.graph_execs),
+        ]
+    }
+
+    pub(crate) fn extend(&mut self, mut other: Self, context_ended: bool) {
+        if context_ended {
+            other.memory.iter_mut().for_each(|memory| memory.context_ended = true);
+            for handles in [
+                &mut other.modules,
+                &mut other.streams,
+                &mut other.events,
+                &mut other.graphs,
+                &mut other.graph_execs,
+            ] {
+                handles.iter_mut().for_each(|handle| handle.context_ended = true);
+            }
+        }
+        self.contexts.extend(other.contexts);
+        self.memory.extend(other.memory);
+        self.modules.extend(other.modules);
+        self.streams.extend(other.streams);
+        self.events.extend(other.events);
+        self.graphs.extend(other.graphs);
+        self.graph_execs.extend(other.graph_execs);
+    }
+
+    pub(crate) fn sort(&mut self) {
+        self.memory.sort();
+        for handles in
+            [&mut self.modules, &mut self.streams, &mut self.events, &mut self.graphs, &mut self.graph_execs]
+        {
+            handles.sort();
+        }
+    }
+}
+
+impl fmt::Display for Leaks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_empty() {
+            return f.write_str("nothing leaked");
+        }
+        let ended = |ended: bool| if ended { ", its context ended" } else { "" };
+        write!(f, "leaked:")?;
+        for context in &self.contexts {
+            write!(f, "\n  context of device {}, {} references", context.device, context.references)?;
+        }
+        for memory in &self.memory {
+            let LeakedMemory { device, address, bytes, kind, context_ended } = memory;
+            let end = ended(*context_ended);
+            write!(f, "\n  {kind:?} memory of device {device}: {bytes} bytes at {address:#x}{end}")?;
+        }
+        for (what, handles) in self.handles() {
+            for handle in handles {
+                write!(f, "\n  {what} {:#x}{}", handle.handle, ended(handle.context_ended))?;
+            }
+        }
+        Ok(())
+    }
+}

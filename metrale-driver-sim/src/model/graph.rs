@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Graphs: what a capture recorded, made ready to launch, updated and replayed.
+
+use std::sync::Arc;
+
+use metrale_driver_sys::{
+    CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
+    CUgraphExecUpdateResultInfo, CUresult,
+};
+
+use super::Model;
+use super::handle::Kind;
+use super::work::Work;
+
+/// How deep graphs may nest in graphs.
+pub(crate) const MAX_DEPTH: usize = 64;
+
+/// `CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED`
+const TOPOLOGY_CHANGED: u32 = 2;
+/// `CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED`
+const NODE_TYPE_CHANGED: u32 = 3;
+/// `CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED`
+const PARAMETERS_CHANGED: u32 = 5;
+
+/// One captured operation.
+pub(crate) struct Node {
+    pub(crate) handle: u64,
+    pub(crate) work: Work,
+    /// Indexes of earlier nodes that must be done before.
+    pub(crate) after: Vec<u32>,
+}
+
+/// The nodes of a graph, each behind those it waits for, so that their order is one in which they can run.
+pub(crate) struct Body {
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) depth: usize,
+}
+
+impl Body {
+    pub(crate) fn new(nodes: Vec<Node>) -> Self {
+        let deepest = nodes.iter().map(|node| match &node.work {
+            Work::Graph(body) => body.depth,
+            _ => 0,
+        });
+        let depth = 1 + deepest.max().unwrap_or(0);
+        Self { nodes, depth }
+    }
+}
+
+pub(crate) struct Graph {
+    pub(crate) device: usize,
+    pub(crate) body: Arc<Body>,
+}
+
+pub(crate) struct Exec {
+    pub(crate) device: usize,
+    pub(crate) body: Arc<Body>,
+    /// What it takes of its context's pool for graphs, in bytes.
+    pub(crate) bytes: u64,
+}
+
+impl Model {
+    pub(crate) fn graph_nodes(&mut self, graph: u64) -> Result<Vec<u64>, CUresult> {
+        self.context()?;
+        let graph = self.graphs.get(&graph).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        Ok(graph.body.nodes.iter().map(|node| node.handle).collect())
+    }
+
+    /// Makes a graph ready; later changes of the graph do not reach it.
+    pub(crate) fn graph_instantiate(&mut self, graph: u64, flags: u64) -> Result<u64, CUresult> {
+        self.context()?;
+        let graph = self.graphs.get(&graph).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        if flags & !0xF != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let (device, body) = (graph.device, Arc::clone(&graph.body));
+        let bytes = self.memory.open_graph(device, body.nodes.len())?;
+        let handle = self.handles.take(Kind::Exec);
+        self.execs.insert(handle, Exec { device, body, bytes });
+        Ok(handle)
+    }
+
+    pub(crate) fn graph_launch(&mut self, exec: u64, stream: u64) -> Result<(), CUresult> {
+        let stream = self.stream(stream)?;
+        let exec = self.execs.get(&exec).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        let body = Arc::clone(&exec.body);
+        if self.streams.get(stream).is_some_and(|s| s.capture.is_some()) && body.depth >= MAX_DEPTH {
+            self.diagnose(format!("a graph holds graphs {MAX_DEPTH} deep; the software driver stops there"));
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        self.enqueue(stream, Work::Graph(body), Vec::new()).map(drop)
+    }
+
+    /// Replaces an instantiated graph's work by another graph's of the same topology.
+    pub(crate) fn graph_update(
+        &mut self,
+        exec: u64,
+        graph: u64,
+    ) -> Result<(CUresult, CUgraphExecUpdateResultInfo), CUresult> {
+        self.context()?;
+        let new = self.graphs.get(&graph).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        let body = Arc::clone(&new.body);
+        let old = self.execs.get_mut(&exec).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        let refusal = difference(&old.body, &body);
+        Ok(match refusal {
+            None => {
+                old.body = body;
+                (0, CUgraphExecUpdateResultInfo::default())
+            }
+            Some(info) => (CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, info),
+        })
+    }
+
+    pub(crate) fn exec_destroy(&mut self, exec: u64) -> Result<(), CUresult> {
+        self.context()?;
+        let exec = self.execs.remove(&exec).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        self.memory.close_graph(exec.device, exec.bytes);
+        Ok(())
+    }
+
+    pub(crate) fn graph_destroy(&mut self, graph: u64) -> Result<(), CUresult> {
+        self.context()?;
+        self.graphs.remove(&graph).map(drop).ok_or(CUDA_ERROR_INVALID_HANDLE)
+    }
+}
+
+/// Why `new` cannot take the place of `old`.
+fn difference(old: &Body, new: &Body) -> Option<CUgraphExecUpdateResultInfo> {
+    let refuse = |result, node| CUgraphExecUpdateResultInfo { result, errorNode: node, errorFromNode: 0 };
+    if old.nodes.len() != new.nodes.len() {
+        let extra = new.nodes.get(old.nodes.len()).map_or(0, |node| node.handle);
+        return Some(refuse(TOPOLOGY_CHANGED, extra));
+    }
+    for (old, new) in old.nodes.iter().zip(&new.nodes) {
+        if old.after != new.after {
+            return Some(refuse(TOPOLOGY_CHANGED, new.handle));
+        }
+        if old.work.kind() != new.work.kind() {
+            let both_copies = matches!((&old.work, &new.work), (Work::Copy(_), Work::Copy(_)));
+            return Some(refuse(
+                if both_copies { PARAMETERS_CHANGED } else { NODE_TYPE_CHANGED },
+                new.handle,
+            ));
+        }
+        if let (Work::Graph(old), Work::Graph(inner)) = (&old.work, &new.work)
+            && let Some(info) = difference(old, inner)
+        {
+            return Some(refuse(info.result, new.handle));
+        }
+    }
+    None
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Handles: numbers that no host pointer, no device address and no other kind of handle shares.
+
+use core::ops::Range;
+
+/// Everything the software driver hands out that is not host memory lies in this window: handles first, device memory
+/// behind them. Neither the heap nor mapped files of a process come near it, so a host pointer inside is a mistake.
+pub(crate) const WINDOW: Range<u64> = 0x0900_0000_0000..0x0f00_0000_0000;
+
+/// Where device memory lies.
+pub(crate) const DEVICE_WINDOW: Range<u64> = 0x0a00_0000_0000..0x0f00_0000_0000;
+
+/// The kinds of handles, each with a range of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Context,
+    Stream,
+    Event,
+    Module,
+    Function,
+    Graph,
+    Exec,
+    Node,
+}
+
+/// Counts handles up; none is used twice, so a stale one is recognized.
+#[derive(Default)]
+pub(crate) struct Handles {
+    taken: [u64; 8],
+}
+
+impl Handles {
+    /// Bytes between two handles, so that they look like the pointers they stand for.
+    const STEP: u64 = 0x10;
+    /// Bytes of one kind's range: room for 2^32 handles.
+    const RANGE: u64 = 0x10_0000_0000;
+
+    pub(crate) fn take(&mut self, kind: Kind) -> u64 {
+        let taken = &mut self.taken[kind as usize];
+        *taken += 1;
+        WINDOW.start + kind as u64 * Self::RANGE + *taken * Self::STEP
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_do_not_share_handles_and_stay_below_device_memory() {
+        let mut handles = Handles::default();
+        let stream = handles.take(Kind::Stream);
+        let event = handles.take(Kind::Event);
+        assert_ne!(stream, event);
+        assert_ne!(stream, handles.take(Kind::Stream));
+        for handle in [stream, event, handles.take(Kind::Node)] {
+            assert!(WINDOW.contains(&handle) && !DEVICE_WINDOW.contains(&handle));
+        }
+        const { assert!(WINDOW.start + 8 * Handles::RANGE <= DEVICE_WINDOW.start) };
+    }
+}
