@@ -65,6 +65,10 @@ pub(super) fn check(path: &str, text: &str, found: &mut Vec<String>) {
         return;
     }
     header(path, text, found);
+    // Recorded input stands as it was found.
+    if path.contains("/tests/data/") {
+        return;
+    }
     for (number, line) in (1..).zip(text.lines()) {
         for (first, second, reason) in FORBIDDEN {
             let word = format!("{first}{second}");
