@@ -297,7 +297,7 @@ fn a_fatbin_gives_its_best_image() {
     assert_eq!(at(data!("fatbin/lz4.fatbin"), (9, 0)), Ok(8));
     assert_eq!(at(data!("fatbin/exact.fatbin"), (9, 0)), Ok(1));
     assert_eq!(at(data!("fatbin/exact.fatbin"), (10, 0)).unwrap_err().status, CUDA_ERROR_NO_BINARY_FOR_GPU);
-    // The text there is of a version that this driver takes.
+    assert_eq!(at(data!("fatbin/family.fatbin"), (9, 0)).unwrap_err().status, CUDA_ERROR_NO_BINARY_FOR_GPU);
     assert_eq!(at(data!("fatbin/family.fatbin"), (10, 3)), Ok(1));
     // Bounded by its own header, with other bytes behind.
     let mut image = data!("fatbin/plain.fatbin").to_vec();
