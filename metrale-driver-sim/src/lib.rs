@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A CUDA driver in software: a second implementation of DriverApi that needs no GPU.
 
+mod adaptor;
 mod driver;
 mod leaks;
 mod model;
@@ -10,6 +11,7 @@ mod thread;
 
 pub use metrale_driver_sys as driver_sys;
 
+pub use adaptor::{FaultDriver, InjectedFault, TraceArgument, TraceCall, TraceDriver, first_difference};
 pub use driver::{SimDriver, SimDriverBuilder};
 pub use leaks::{LeakedContext, LeakedHandle, LeakedMemory, Leaks, MemoryKind};
 pub use model::kernel::{DeviceValue, KernelFault, KernelLaunch};
