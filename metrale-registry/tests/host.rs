@@ -83,6 +83,33 @@ fn drivers_have_hosts_of_their_own() {
 }
 
 #[test]
+fn devices_have_hosts_of_their_own() {
+    let driver = SimDriver::builder().device(Profile::h200()).device(Profile::rtx()).build();
+    let driver = Arc::new(driver);
+    let first = MetraleRegistry::load_with(driver.clone(), 0, &[("m", STORE)]).unwrap();
+    let second = MetraleRegistry::load_with(driver.clone(), 1, &[("m", STORE)]).unwrap();
+    assert_ne!(first.host().context(), second.host().context());
+    assert_ne!(first.raw_stream(), second.raw_stream());
+    assert_eq!((first.host().facts().ordinal, second.host().facts().ordinal), (0, 1));
+    assert_eq!(second.host().facts().compute_capability.to_string(), "8.9");
+    // The second load left its own context current; a look-up in the first finds its way all the same.
+    first.function("m", "store").unwrap();
+    assert!(CudaHost::acquire(driver.clone(), 2).is_err());
+    drop((first, second));
+    assert!(driver.leaks().is_empty(), "{}", driver.leaks());
+}
+
+#[test]
+fn no_device_at_all_is_an_ordinal_out_of_range() {
+    let error = CudaHost::acquire(Arc::new(SimDriver::builder().build()), 0).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.starts_with("there is no device 0: this process sees no device; CUDA_VISIBLE_DEVICES"),
+        "{text}"
+    );
+}
+
+#[test]
 fn asking_about_devices_makes_no_context() {
     let driver = h200();
     assert_eq!(device_count(&*driver).unwrap(), 1);

@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use common::{Memory, SCALE, STORE, param, synchronize};
-use metrale_driver_sim::{MissingKernel, Profile, SimDriver, TraceDriver};
+use metrale_driver_sim::{MissingKernel, Profile, SimDriver, TraceDriver, on_both_drivers};
 use metrale_driver_sys::{CUfunction, DriverApi, DriverFn, function_attribute};
 use metrale_registry::{LaunchExcess, MetraleRegistry, RegistryError};
 
@@ -156,44 +156,56 @@ fn a_thread_without_the_context_is_told_to_bind() {
     });
 }
 
-/// On a device: results of compiled kernels, with as much shared memory as it gives.
-mod compiled_kernels_give_their_results {
-    use super::*;
+/// A software device that knows what the compiled kernels do.
+fn computing() -> SimDriver {
+    let driver = SimDriver::new(Profile::h200());
+    driver.register_kernel("scale", |launch| {
+        let (source, target) = (launch.parameter::<u64>(0)?, launch.parameter::<u64>(1)?);
+        let (factor, count) = (launch.parameter::<f32>(2)?, launch.parameter::<u32>(3)?);
+        let values: Vec<f32> = launch.load_all(source, count as usize)?;
+        launch.store_all(target, &values.iter().map(|value| value * factor + 0.5).collect::<Vec<_>>())
+    });
+    for (name, plus) in [("touch_shared", 0), ("touch_shared_beside_own", 1)] {
+        driver.register_kernel(name, move |launch| {
+            let (out, bytes) = (launch.parameter::<u64>(0)?, launch.parameter::<u32>(1)?);
+            launch.store_all(out, &[bytes + plus])
+        });
+    }
+    driver
+}
 
-    #[test]
-    #[ignore = "needs a GPU: cargo xtask gpu-test"]
-    fn device() {
-        let driver = metrale_driver_sys::system().unwrap();
-        let registry = MetraleRegistry::load(0, &[("m", SCALE)]).unwrap();
-        let stream = registry.raw_stream();
+on_both_drivers! { compiled_kernels_give_their_results(driver; sim: computing()) {
+    let registry = MetraleRegistry::load_with(driver.clone(), 0, &[("m", SCALE)]).unwrap();
+    let stream = registry.raw_stream();
 
-        let input: Vec<u32> = (0..1000_u16).map(|i| f32::from(i).to_bits()).collect();
-        let (source, target) = (Memory::holding(&driver, &input), Memory::of(&driver, 4000));
-        let (mut a, mut b, mut factor, mut count) = (source.address, target.address, 2.0_f32, 1000_u32);
-        let params = &mut [param(&mut a), param(&mut b), param(&mut factor), param(&mut count)];
-        let scale = registry.function("m", "scale").unwrap();
-        // SAFETY: the parameters are the kernel's four; both arrays have `count` elements and live until the end.
-        unsafe { registry.launch_on_stream(scale, [4, 1, 1], [256, 1, 1], 0, stream, params) }.unwrap();
-        synchronize(&driver, stream);
-        let expected: Vec<u32> = (0..1000_u16).map(|i| (f32::from(i) * 2.0 + 0.5).to_bits()).collect();
-        assert_eq!(target.read(1000), expected);
+    let input: Vec<u32> = (0..1000_u16).map(|i| f32::from(i).to_bits()).collect();
+    let (source, target) = (Memory::holding(&driver, &input), Memory::of(&driver, 4000));
+    // The copy went over the legacy stream, which the host's stream does not wait for.
+    synchronize(&driver, 0);
+    let (mut a, mut b, mut factor, mut count) = (source.address, target.address, 2.0_f32, 1000_u32);
+    let params = &mut [param(&mut a), param(&mut b), param(&mut factor), param(&mut count)];
+    let scale = registry.function("m", "scale").unwrap();
+    // SAFETY: the parameters are the kernel's four; both arrays have `count` elements and live until the end.
+    unsafe { registry.launch_on_stream(scale, [4, 1, 1], [256, 1, 1], 0, stream, params) }.unwrap();
+    synchronize(&driver, stream);
+    let expected: Vec<u32> = (0..1000_u16).map(|i| (f32::from(i) * 2.0 + 0.5).to_bits()).collect();
+    assert_eq!(target.read(1000), expected);
 
-        let most = registry.host().facts().shared_bytes_per_block_optin;
-        let own = 8 << 10;
-        for (kernel, sizes, plus) in [
-            ("touch_shared", [48 << 10, most, 64 << 10], 0),
-            ("touch_shared_beside_own", [44 << 10, most - own, 64 << 10], 1),
-        ] {
-            let function = registry.function("m", kernel).unwrap();
-            for size in sizes {
-                let (mut out, mut bytes) = (target.address, size);
-                let params = &mut [param(&mut out), param(&mut bytes)];
-                // SAFETY: the parameters are the kernel's two; it writes one word, which lives until the end.
-                unsafe { registry.launch_on_stream(function, [1, 1, 1], [1, 1, 1], size, stream, params) }
-                    .unwrap();
-                synchronize(&driver, stream);
-                assert_eq!(target.read(1), [size + plus], "{kernel} with {size} bytes");
-            }
+    // With as much shared memory as the device gives, and where the kernel's own takes it above 48 KiB.
+    let most = registry.host().facts().shared_bytes_per_block_optin;
+    let own = 8 << 10;
+    for (kernel, sizes, plus) in [
+        ("touch_shared", [48 << 10, most, 64 << 10], 0),
+        ("touch_shared_beside_own", [44 << 10, most - own, 64 << 10], 1),
+    ] {
+        let function = registry.function("m", kernel).unwrap();
+        for size in sizes {
+            let (mut out, mut bytes) = (target.address, size);
+            let params = &mut [param(&mut out), param(&mut bytes)];
+            // SAFETY: the parameters are the kernel's two; it writes one word, which lives until the end.
+            unsafe { registry.launch_on_stream(function, [1, 1, 1], [1, 1, 1], size, stream, params) }.unwrap();
+            synchronize(&driver, stream);
+            assert_eq!(target.read(1), [size + plus], "{kernel} with {size} bytes");
         }
     }
-}
+}}

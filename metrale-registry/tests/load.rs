@@ -8,7 +8,7 @@ use std::sync::Arc;
 use common::{Memory, STORE, leak, param, read, synchronize};
 use metrale_driver_sim::{Profile, SimDriver, TraceDriver, on_both_drivers};
 use metrale_driver_sys::{DriverApi, DriverFn};
-use metrale_registry::{ImageError, ImageKind, ImageNote, MetraleRegistry, RegistryError};
+use metrale_registry::{DeviceFacts, ImageError, ImageKind, ImageNote, MetraleRegistry, RegistryError};
 
 on_both_drivers! { ptx_loads_however_it_is_written(driver) {
     let text = String::from_utf8(STORE.to_vec()).unwrap();
@@ -200,23 +200,56 @@ on_both_drivers! { a_look_up_leaves_the_threads_own_context_alone(driver) {
     });
 }}
 
-/// The kernel stores its value, on a device.
-mod a_kernel_stores_its_value {
-    use super::*;
+/// A software device that knows what `store` does.
+fn storing() -> SimDriver {
+    let driver = SimDriver::new(Profile::h200());
+    driver.register_kernel("store", |launch| {
+        let (out, value) = (launch.parameter::<u64>(0)?, launch.parameter::<u32>(1)?);
+        launch.store_all(out, &[value])
+    });
+    driver
+}
 
-    #[test]
-    #[ignore = "needs a GPU: cargo xtask gpu-test"]
-    fn device() {
-        let driver = metrale_driver_sys::system().unwrap();
-        let registry = MetraleRegistry::load(0, &[("m", STORE)]).unwrap();
-        let store = registry.function("m", "store").unwrap();
-        let memory = Memory::holding(&driver, &[0]);
-        let (mut out, mut value) = (memory.address, 0xC0FF_EE00_u32);
-        let params = &mut [param(&mut out), param(&mut value)];
-        let stream = registry.raw_stream();
-        // SAFETY: the parameters are the kernel's two, and the memory lives until the stream is synchronized.
-        unsafe { registry.launch_on_stream(store, [1, 1, 1], [1, 1, 1], 0, stream, params) }.unwrap();
-        synchronize(&driver, stream);
-        assert_eq!(memory.read(1), [0xC0FF_EE00]);
+on_both_drivers! { a_kernel_stores_its_value(driver; sim: storing()) {
+    let registry = MetraleRegistry::load_with(driver.clone(), 0, &[("m", STORE)]).unwrap();
+    let store = registry.function("m", "store").unwrap();
+    let memory = Memory::holding(&driver, &[0]);
+    let (mut out, mut value) = (memory.address, 0xC0FF_EE00_u32);
+    let params = &mut [param(&mut out), param(&mut value)];
+    let stream = registry.raw_stream();
+    // SAFETY: the parameters are the kernel's two, and the memory lives until the stream is synchronized.
+    unsafe { registry.launch_on_stream(store, [1, 1, 1], [1, 1, 1], 0, stream, params) }.unwrap();
+    synchronize(&driver, stream);
+    assert_eq!(memory.read(1), [0xC0FF_EE00]);
+}}
+
+on_both_drivers! { a_cubin_loads_on_its_architecture_alone(driver) {
+    // One kernel `k`, assembled for sm_90.
+    static CUBIN: &[u8] = include_bytes!("data/k_sm_90.cubin");
+    match MetraleRegistry::load_with(driver.clone(), 0, &[("m", CUBIN)]) {
+        Ok(registry) => {
+            assert_eq!(registry.host().facts().compute_capability.major, 9);
+            assert_ne!(registry.function("m", "k").unwrap(), 0);
+            let info = registry.modules().remove(0);
+            assert_eq!((info.kind, info.target.as_deref(), info.isa), (ImageKind::Cubin, Some("sm_90"), None));
+            assert_eq!(info.kernels, ["k"]);
+        }
+        Err(RegistryError::ModuleLoad(error)) => {
+            assert_ne!(DeviceFacts::of(&*driver, 0).unwrap().compute_capability.major, 9, "{error}");
+            assert_eq!((error.error.status, error.target.as_deref()), (209, Some("sm_90")));
+        }
+        Err(error) => panic!("{error}"),
     }
+}}
+
+#[test]
+fn a_cubin_for_another_architecture_says_both() {
+    static CUBIN: &[u8] = include_bytes!("data/k_sm_90.cubin");
+    let driver = Arc::new(SimDriver::new(Profile::rtx()));
+    let text = MetraleRegistry::load_with(driver, 0, &[("m", CUBIN)]).unwrap_err().to_string();
+    assert!(text.starts_with("module \"m\" (a cubin for sm_90, "), "{text}");
+    assert!(
+        text.contains("does not load on NVIDIA GeForce RTX 4090 (8.9): ") && text.contains("(209)"),
+        "{text}"
+    );
 }

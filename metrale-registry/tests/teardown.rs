@@ -204,3 +204,23 @@ fn a_host_on_a_faulted_context_says_so_to_the_next_who_asks() {
     assert!(matches!(error, HostError::Context { ordinal: 0, .. }));
     assert!(error.to_string().contains("a kernel failed earlier"), "{error}");
 }
+
+#[test]
+fn a_lost_context_is_told_once_and_blamed_on_its_kernel() {
+    let driver = h200();
+    let host = CudaHost::acquire(driver.clone(), 0).unwrap();
+    let (sink, told) = keeping();
+    host.set_teardown_sink(Some(sink));
+    let registry = MetraleRegistry::load_into(Arc::clone(&host), MODULES).unwrap();
+    driver.inject_fault(0, 700);
+
+    let error = registry.function("a", "store").unwrap_err();
+    assert!(!error.is_not_found() && error.to_string().contains("a kernel failed earlier"), "{error}");
+    let error = MetraleRegistry::load_into(Arc::clone(&host), MODULES).unwrap_err();
+    assert!(matches!(error, RegistryError::EarlierFault { module: "a", .. }), "{error}");
+    drop(registry);
+    let told = told.lock().unwrap();
+    let [error] = &told[..] else { panic!("{told:?}") };
+    assert_eq!(error.failures.len(), MODULES.len());
+    assert!(error.failures.iter().all(|(_, error)| error.status == 700));
+}
