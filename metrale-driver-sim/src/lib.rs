@@ -15,5 +15,6 @@ pub use adaptor::{FaultDriver, InjectedFault, TraceArgument, TraceCall, TraceDri
 pub use driver::{SimDriver, SimDriverBuilder};
 pub use leaks::{LeakedContext, LeakedHandle, LeakedMemory, Leaks, MemoryKind};
 pub use model::kernel::{DeviceValue, KernelFault, KernelLaunch};
+pub use model::tensor_map::TiledMap;
 pub use profile::{KernelBounds, MissingKernel, PageableCopies, Profile, UnknownProfile};
 pub use testing::{ContextGuard, system_driver};

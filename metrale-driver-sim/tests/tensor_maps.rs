@@ -164,7 +164,7 @@ on_both_drivers! {
             assert_eq!(call(&row).make(&*driver), status, "{row:?}");
             calls += 1;
         }
-        assert_eq!(calls, 30);
+        assert_eq!(calls, 27);
     }
 
     every_bound_is_the_h200s(driver) {
