@@ -39,7 +39,6 @@ pub struct KernelFault {
     /// The stream it was launched on.
     pub stream: u64,
     /// What the wait answered.
-    #[source]
     pub driver: DriverError,
 }
 

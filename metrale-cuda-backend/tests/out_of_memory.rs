@@ -14,6 +14,7 @@ fn small() -> Arc<SimDriver> {
     Arc::new(SimDriver::new(Profile::custom("small", 1 << 30).with_context_bytes(0)))
 }
 
+#[track_caller]
 fn fail(backend: &MetraleCudaBackend, bytes: usize) -> OutOfMemory {
     let error = backend.alloc(bytes).unwrap_err();
     assert_eq!(remedy(&error), Some(Remedy::FreeAndRetry));

@@ -44,7 +44,7 @@ on_both_drivers! {
         let ((), lines) = logged(|| drop(backend));
         assert_eq!(probe.allocations_of(AllocKind::Pinned).len() + probe.allocations_of(AllocKind::Arena).len(), 0);
         assert_eq!(lines.len(), 2, "{lines:?}");
-        assert!(lines[0].contains("1 arena allocations (3.00 MiB)") && lines[0].contains(file!()), "{lines:?}");
-        assert!(lines[1].contains("1 pinned allocations (4.00 KiB)") && lines[1].contains(file!()), "{lines:?}");
+        assert!(lines[0].contains("1 arena allocation (3.00 MiB)") && lines[0].contains(file!()), "{lines:?}");
+        assert!(lines[1].contains("1 pinned allocation (4.00 KiB)") && lines[1].contains(file!()), "{lines:?}");
     }
 }

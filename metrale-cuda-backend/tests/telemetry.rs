@@ -3,8 +3,11 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::{KERNELS, sim};
 use metrale_cuda_backend::{BackendConfig, KernelLaunch, MetraleCudaBackend, PinnedBuffer};
+use metrale_driver_sim::{Profile, SimDriver};
 use metrale_telemetry::{Counter, LaunchKind, LookupState, run_metrics};
 
 #[test]
@@ -74,4 +77,12 @@ fn look_ups_waits_copies_and_launches_are_noted() {
     );
     assert_eq!(metrics.counters().snapshot(), Default::default());
     drop(next);
+
+    // An integrated device reads pageable memory itself, so a source that may go at once costs a wait.
+    let integrated = Arc::new(SimDriver::new(Profile::gb10()));
+    let backend = common::backend(integrated);
+    let at = backend.alloc(4096).unwrap();
+    backend.copy_h2d_async(&[0; 64], at, backend.stream()).unwrap();
+    assert_eq!(metrics.counters().value(Counter::StreamSyncs), 1);
+    backend.free(at).unwrap();
 }
