@@ -327,6 +327,27 @@ fn a_fatbin_whose_sizes_lie_is_not_waited_for() {
 }
 
 #[test]
+fn a_damaged_image_is_answered() {
+    let targets =
+        [(8, 0), (9, 0)].map(|compute_capability| Target { compute_capability, driver_version: 13000 });
+    for image in
+        [&data!("fatbin/lz4.fatbin")[..], data!("fatbin/packed.fatbin"), data!("cubin/c_135_sm_90a.cubin")]
+    {
+        for at in 0..image.len() {
+            for change in [0x01, 0x80, 0xff] {
+                let mut damaged = image.to_vec();
+                damaged[at] ^= change;
+                for target in &targets {
+                    if let Err(refusal) = load(&damaged, target) {
+                        assert!(matches!(refusal.status, 200 | 209 | 218 | 222 | 999), "{refusal:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn a_null_pointer_is_refused() {
     // SAFETY: null is allowed.
     assert_eq!(unsafe { image_bytes(core::ptr::null()) }.unwrap_err().status, CUDA_ERROR_INVALID_VALUE);
