@@ -57,6 +57,7 @@ mod gpu;
 mod launch;
 pub mod memory;
 mod parts;
+mod signature;
 mod stream;
 mod sweep;
 

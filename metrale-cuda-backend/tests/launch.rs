@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use common::{KERNELS, sim_with_kernels};
 use metrale_cuda_backend::{
-    BackendConfig, CUtensorMap, DriverApi, GpuBackend, KernelFault, KernelLaunch, LaunchError, LaunchExcess,
-    MetraleCudaBackend, RegistryError, Remedy, remedy,
+    BackendConfig, BadArgument, CUtensorMap, DriverApi, GpuBackend, KernelFault, KernelLaunch, LaunchError,
+    LaunchExcess, MetraleCudaBackend, RegistryError, Remedy, remedy,
 };
 use metrale_driver_sim::on_both_drivers;
 
@@ -102,6 +102,22 @@ on_both_drivers! {
         assert_eq!(backend.optional_kernel("nowhere", "fill").unwrap(), None);
         let kernel = backend.kernel("kernels", "fill").unwrap();
         assert_eq!(backend.optional_kernel("kernels", "fill").unwrap(), Some(kernel));
+    }
+
+    arguments_that_are_not_the_parameters_are_refused(driver; sim: sim_with_kernels()) {
+        let backend = backend(driver);
+        let kernel = backend.kernel("kernels", "fill").unwrap();
+        let launch = || KernelLaunch::new(kernel).ptr(metrale_cuda_backend::DevicePtr::NULL);
+        for mut launch in [launch(), launch().u32(1), launch().u32(1).u64(1), launch().u32(1).u32(1).u32(1)] {
+            // SAFETY: nothing is launched, which is what is tested.
+            let error = unsafe { launch.on_stream(&backend, backend.stream()) }.unwrap_err();
+            let text = error.downcast::<BadArgument>().expect("typed").what;
+            assert!(text.contains("kernels::fill: it takes 3 parameters (8, 4, 4 bytes)"), "{text}");
+        }
+        // SAFETY: as above.
+        let error = unsafe { backend.launch(kernel, [1; 3], [1; 3], 0, backend.stream(), &mut []) }.unwrap_err();
+        assert!(error.is::<BadArgument>());
+        backend.synchronize_stream(backend.stream()).unwrap();
     }
 
     a_refused_launch_says_what_was_asked_too_much(driver; sim: sim_with_kernels()) {
