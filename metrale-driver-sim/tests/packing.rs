@@ -14,7 +14,11 @@ use metrale_driver_sim::{ContextGuard, on_both_drivers};
 const FRESH_FREE_BYTES: u64 = 149_557_477_376;
 const PAGE: u64 = 2 << 20;
 
-fn replay(driver: std::sync::Arc<dyn metrale_driver_sim::driver_sys::DriverApi>, gz: &[u8], operations: usize) {
+fn replay(
+    driver: std::sync::Arc<dyn metrale_driver_sim::driver_sys::DriverApi>,
+    gz: &[u8],
+    operations: usize,
+) {
     let mut text = String::new();
     flate2::read::GzDecoder::new(gz).read_to_string(&mut text).unwrap();
     let mut lines = text.lines();

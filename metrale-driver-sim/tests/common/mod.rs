@@ -201,14 +201,26 @@ impl Cuda {
 
     /// # Safety
     /// The source stays until the stream's work is done.
-    pub(crate) unsafe fn upload_async(&self, to: u64, from: *const u8, bytes: usize, stream: u64) -> CUresult {
+    pub(crate) unsafe fn upload_async(
+        &self,
+        to: u64,
+        from: *const u8,
+        bytes: usize,
+        stream: u64,
+    ) -> CUresult {
         // SAFETY: the caller's promise.
         unsafe { self.api.cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, stream) }
     }
 
     /// # Safety
     /// The target stays until the stream's work is done.
-    pub(crate) unsafe fn download_async(&self, to: *mut u8, from: u64, bytes: usize, stream: u64) -> CUresult {
+    pub(crate) unsafe fn download_async(
+        &self,
+        to: *mut u8,
+        from: u64,
+        bytes: usize,
+        stream: u64,
+    ) -> CUresult {
         // SAFETY: the caller's promise.
         unsafe { self.api.cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, stream) }
     }
