@@ -104,8 +104,11 @@ impl Scene {
     }
 }
 
+/// What undoes a call once the capture is over.
+type Undo = Box<dyn FnOnce(&Cuda)>;
+
 /// Does the call of a row; what must be given back after the capture is pushed to `after`.
-fn call(scene: &Scene, row: &str, host: &mut [u8; 64], after: &mut Vec<Box<dyn FnOnce(&Cuda)>>) -> i32 {
+fn call(scene: &Scene, row: &str, host: &mut [u8; 64], after: &mut Vec<Undo>) -> i32 {
     let cuda = &scene.cuda;
     let (s, other) = (scene.s, scene.other);
     let mut keep = |memory: Result<u64, i32>| {

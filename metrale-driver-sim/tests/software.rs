@@ -201,12 +201,14 @@ fn wrong_handles_are_statuses() {
     assert_eq!((cuda.stream_destroy(0), cuda.stream_destroy(1), cuda.stream_destroy(2)), (400, 400, 400));
     assert_eq!(cuda.set_current(stream), 201);
     // SAFETY: null results are refused.
-    unsafe {
-        assert_eq!(cuda.api.cuMemAlloc_v2(std::ptr::null_mut(), 1), 1);
-        assert_eq!(cuda.api.cuMemGetInfo_v2(std::ptr::null_mut(), std::ptr::null_mut()), 1);
-        assert_eq!(cuda.api.cuMemcpyHtoD_v2(address, std::ptr::null(), 8), 1);
-        assert_eq!(cuda.api.cuMemcpyDtoH_v2(address as *mut _, address, 8), 1);
-    }
+    assert_eq!(unsafe { cuda.api.cuMemAlloc_v2(std::ptr::null_mut(), 1) }, 1);
+    // SAFETY: as above.
+    assert_eq!(unsafe { cuda.api.cuMemGetInfo_v2(std::ptr::null_mut(), std::ptr::null_mut()) }, 1);
+    // SAFETY: a null source is refused.
+    assert_eq!(unsafe { cuda.api.cuMemcpyHtoD_v2(address, std::ptr::null(), 8) }, 1);
+    let device = std::ptr::without_provenance_mut(address as usize);
+    // SAFETY: a device address as host memory is refused.
+    assert_eq!(unsafe { cuda.api.cuMemcpyDtoH_v2(device, address, 8) }, 1);
 }
 
 #[test]
@@ -360,6 +362,28 @@ fn a_pinned_buffer_freed_under_a_graph_is_a_fault_and_no_wild_access() {
     let exec = cuda.instantiate(graph).unwrap();
     assert_eq!(cuda.free_host(host), 0);
     assert_eq!((cuda.graph_launch(exec, s), cuda.stream_sync(s)), (0, 700));
+}
+
+#[test]
+fn a_replay_into_freed_memory_is_silent_but_diagnosed_and_a_stray_one_is_a_fault() {
+    let driver = sim();
+    let (cuda, _guard) = open(&driver);
+    let module = cuda.load(PTX.as_bytes()).unwrap();
+    let poke = cuda.function(module, "poke").unwrap();
+    let (s, a) = (cuda.stream(1).unwrap(), cuda.alloc(64).unwrap());
+    let replay = |at: u64, before: &dyn Fn()| {
+        assert_eq!(cuda.capture_begin(s, 2), 0);
+        assert_eq!(cuda.poke(poke, at, 1, s), 0);
+        let (_, graph) = cuda.end(s);
+        let exec = cuda.instantiate(graph).unwrap();
+        before();
+        (cuda.graph_launch(exec, s), cuda.stream_sync(s))
+    };
+    assert_eq!(replay(a, &|| assert_eq!(cuda.free(a), 0)), (0, 0));
+    let text = driver.diagnostics().join("\n");
+    assert!(text.contains("freed after its capture"), "{text}");
+    let b = cuda.alloc(100).unwrap();
+    assert_eq!(replay(b + 100, &|| {}), (0, 700));
 }
 
 #[test]

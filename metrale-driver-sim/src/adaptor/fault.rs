@@ -259,7 +259,8 @@ impl State {
         let call = self.calls.entry(function).or_default();
         *call += 1;
         let call = *call;
-        if let Some(&(.., status)) = self.sticky_rules.iter().find(|(of, nth, _)| *of == function && call >= *nth)
+        if let Some(&(.., status)) =
+            self.sticky_rules.iter().find(|(of, nth, _)| *of == function && call >= *nth)
         {
             self.sticky.get_or_insert(status);
         }

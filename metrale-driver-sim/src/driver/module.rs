@@ -189,6 +189,10 @@ unsafe fn values<T: Copy>(pointer: *const T, count: usize) -> Result<Vec<T>, CUr
 /// # Safety
 /// The trait's promise for images.
 unsafe fn load(model: &mut Model, image: *const c_void) -> Result<CUmodule, Refusal> {
+    if readable(image.cast::<u8>(), 1).is_err() {
+        let log = "the image's address is no host address".to_owned();
+        return Err(Refusal { status: CUDA_ERROR_INVALID_VALUE, log });
+    }
     // SAFETY: the caller's promise.
     let bytes = unsafe { module::image_bytes(image) }?;
     model.module_load(bytes)
