@@ -3,9 +3,10 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::Result;
+use common::hooked::HookedDriver;
 use common::{KERNELS, KIB, MIB, backend, logged, sim, sim_with_kernels};
 use metrale_cuda_backend::{
     AllocKind, BackendConfig, CallFailed, DriverApi, DriverError, DriverFn, FreeError, KernelLaunch,
@@ -166,11 +167,32 @@ fn what_is_wrong_with_a_free_never_reaches_the_driver() {
     assert!(asked.iter().all(|function| harmless.contains(function)), "{asked:?}");
 }
 
+/// The driver may hand a freed address to another thread at once.
 #[test]
-fn the_ledger_forgets_before_the_driver_frees() {
-    // A driver that hands the freed address out again at once, to another thread for all it knows.
-    let driver = sim();
-    let backend = Arc::new(backend(driver));
+fn the_ledger_has_forgotten_by_the_time_the_driver_frees() {
+    let driver = Arc::new(HookedDriver::new(sim()));
+    let backend = backend(driver.clone());
+    let probe = backend.ledger_probe();
+    let (ptr, arena) = (backend.alloc(4096).unwrap(), backend.alloc_arena(4096).unwrap());
+    let pinned = backend.alloc_pinned(4096).unwrap();
+    backend.alloc(MIB).unwrap();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let notes = seen.clone();
+    driver.before_each(move |function| {
+        if matches!(function, DriverFn::cuMemFree_v2 | DriverFn::cuMemFreeHost) {
+            notes.lock().unwrap().push((probe.live_count(), probe.arena_count(), probe.pinned_count()));
+        }
+    });
+    backend.free(ptr).unwrap();
+    backend.free_arena(arena).unwrap();
+    backend.free_pinned(pinned).unwrap();
+    backend.sweep_unreleased().unwrap();
+    assert_eq!(*seen.lock().unwrap(), [(1, 1, 1), (1, 0, 1), (1, 0, 0), (0, 0, 0)]);
+}
+
+#[test]
+fn threads_that_get_each_others_addresses_confuse_nothing() {
+    let backend = backend(sim());
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {

@@ -3,6 +3,9 @@
 
 mod common;
 
+use std::sync::Arc;
+
+use common::hooked::HookedDriver;
 use common::{MIB, backend, logged};
 use metrale_cuda_backend::{AllocKind, ForgetError, FreeError, PinnedBuffer};
 use metrale_driver_sim::on_both_drivers;
@@ -47,4 +50,11 @@ on_both_drivers! {
         assert!(lines[0].contains("1 arena allocation (3.00 MiB)") && lines[0].contains(file!()), "{lines:?}");
         assert!(lines[1].contains("1 pinned allocation (4.00 KiB)") && lines[1].contains(file!()), "{lines:?}");
     }
+}
+
+#[test]
+fn memory_that_comes_dirty_is_cleaned() {
+    let backend = backend(Arc::new(HookedDriver::new(common::sim())));
+    let buffer = PinnedBuffer::new(&backend, 5000).unwrap();
+    assert!(buffer.iter().all(|&byte| byte == 0));
 }

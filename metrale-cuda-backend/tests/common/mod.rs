@@ -3,6 +3,8 @@
 #![allow(unreachable_pub, reason = "a module of several test programs")]
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod hooked;
+
 use std::io;
 use std::sync::{Arc, Mutex};
 
