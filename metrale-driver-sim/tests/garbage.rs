@@ -47,59 +47,89 @@ impl Source {
 
 /// A random argument of each type in the list.
 trait Garbage {
-    fn garbage(source: &mut Source) -> Self;
+    fn garbage(source: &mut Source, name: &str) -> Self;
 }
 
 impl Garbage for u64 {
-    fn garbage(source: &mut Source) -> Self {
-        match source.next() % 10 {
+    fn garbage(source: &mut Source, name: &str) -> Self {
+        let fitting: Vec<u64> =
+            source.pool.iter().copied().filter(|&value| KIND_OF.contains(&(name, kind(value)))).collect();
+        if !fitting.is_empty() && !source.next().is_multiple_of(4) {
+            return source.pick(&fitting);
+        }
+        let pool = source.pool.clone();
+        match source.next() % 8 {
             0 => source.next(),
             1 => source.pick(&[0, 1, 2, 3, u64::MAX, u64::MAX - 511, 0x0a00_0000_0000, 0x0eff_ffff_ffff]),
-            2 if !source.pool.is_empty() => {
-                let pool = source.pool.clone();
-                source.pick(&pool).wrapping_add(source.pick(&[1, 256, 4096]))
-            }
-            _ if source.pool.is_empty() => 0,
-            _ => {
-                let pool = source.pool.clone();
-                source.pick(&pool)
-            }
+            2 => source.pick(&pool).wrapping_add(source.pick(&[1, 256, 4096])),
+            _ => source.pick(&pool),
         }
     }
 }
 
+/// The range a value lies in: the software driver's handles by kind, or everything else.
+fn kind(value: u64) -> u64 {
+    let (start, bytes) = (0x0900_0000_0000, 0x10_0000_0000);
+    if (start..start + 8 * bytes).contains(&value) { (value - start) / bytes } else { 8 }
+}
+
+/// Which arguments take which kind.
+const KIND_OF: &[(&str, u64)] = &[
+    ("ctx", 0),
+    ("dstContext", 0),
+    ("srcContext", 0),
+    ("hStream", 1),
+    ("hEvent", 2),
+    ("hStart", 2),
+    ("hEnd", 2),
+    ("hmod", 3),
+    ("hfunc", 4),
+    ("f", 4),
+    ("hGraph", 5),
+    ("hGraphExec", 6),
+    ("dptr", 8),
+    ("dstDevice", 8),
+    ("srcDevice", 8),
+    ("ptr", 8),
+];
+
 impl Garbage for usize {
-    fn garbage(source: &mut Source) -> Self {
+    fn garbage(source: &mut Source, _name: &str) -> Self {
         source.pick(&[0, 1, 7, 100, 512, 4096, 2 << 20, (2 << 20) + 1, 1 << 50, usize::MAX])
     }
 }
 
 impl Garbage for u32 {
-    fn garbage(source: &mut Source) -> Self {
-        source.pick(&[0, 0, 0, 1, 1, 2, 3, 8, 9, 64, 1000, 4096])
+    fn garbage(source: &mut Source, name: &str) -> Self {
+        match name {
+            "mode" => source.pick(&[0, 1, 2, 2, 2, 2, 2, 3]),
+            "Flags" => source.pick(&[0, 0, 1, 1, 2, 4096]),
+            _ => source.pick(&[0, 0, 0, 1, 1, 1, 2, 3, 8, 9, 64, 1000, 4096]),
+        }
     }
 }
 
 impl Garbage for i32 {
-    fn garbage(source: &mut Source) -> Self {
+    fn garbage(source: &mut Source, _name: &str) -> Self {
         source.pick(&[0, 0, 0, 0, 1, -1, 64, i32::MAX, i32::MIN])
     }
 }
 
 impl Garbage for u8 {
-    fn garbage(source: &mut Source) -> Self {
+    fn garbage(source: &mut Source, _name: &str) -> Self {
         source.next() as u8
     }
 }
 
 impl<T> Garbage for *mut T {
-    fn garbage(source: &mut Source) -> Self {
-        source.pointer().cast()
+    fn garbage(source: &mut Source, name: &str) -> Self {
+        // A launch takes one list of parameters or the other.
+        if name == "extra" { std::ptr::null_mut() } else { source.pointer().cast() }
     }
 }
 
 impl<T> Garbage for *const T {
-    fn garbage(source: &mut Source) -> Self {
+    fn garbage(source: &mut Source, _name: &str) -> Self {
         source.pointer().cast_const().cast()
     }
 }
@@ -110,7 +140,7 @@ macro_rules! caller {
         fn call(driver: &SimDriver, function: DriverFn, source: &mut Source) -> i32 {
             match function {
                 $(DriverFn::$name => {
-                    $(let $arg = <$ty as Garbage>::garbage(source);)*
+                    $(let $arg = <$ty as Garbage>::garbage(source, stringify!($arg));)*
                     // SAFETY: host pointers are either refused or lead to scratch memory that is larger than all they
                     // are used for, and stays; what is read through them is zeros.
                     unsafe { driver.$name($($arg),*) }
@@ -123,12 +153,21 @@ macro_rules! caller {
 
 metrale_driver_sim::driver_sys::for_each_driver_function!(caller);
 
-/// How often each function is drawn: the end of a context and its loss are rare, or nothing else would happen.
+/// Draws a function. The end of a context is rare and the end of anything rarer than its making, or there would be
+/// nothing left to work on.
 fn draw(source: &mut Source) -> DriverFn {
     loop {
         let function = source.pick(DriverFn::ALL);
-        let rare = matches!(function, DriverFn::cuDevicePrimaryCtxRelease_v2 | DriverFn::cuCtxSetCurrent);
-        if !rare || source.next().is_multiple_of(64) {
+        let name = function.name();
+        let ends = ["Destroy", "Unload", "Free"].iter().any(|word| name.contains(word));
+        let one_in = match function {
+            DriverFn::cuDevicePrimaryCtxRelease_v2 | DriverFn::cuCtxSetCurrent => 64,
+            // Kills every capture.
+            DriverFn::cuCtxSynchronize => 4,
+            _ if ends => 4,
+            _ => 1,
+        };
+        if source.next().is_multiple_of(one_in) {
             return function;
         }
     }
