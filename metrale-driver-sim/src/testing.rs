@@ -86,7 +86,8 @@ pub fn system_driver() -> Arc<dyn DriverApi> {
     }
 }
 
-/// The primary context of a device, initialized, retained and current on this thread; released when dropped.
+/// The primary context of a device, initialized, retained and current on this thread. Dropping it releases the reference
+/// and, where this context is the current one, leaves the thread without.
 ///
 /// Work that is to go on in other threads needs [`enter`](Self::enter) there.
 pub struct ContextGuard {
@@ -149,8 +150,14 @@ impl ContextGuard {
 
 impl Drop for ContextGuard {
     fn drop(&mut self) {
-        // SAFETY: no pointer is passed. The status does not matter: a test that lost its context ends here anyway.
-        let _ = unsafe { self.driver.cuCtxSetCurrent(0) };
+        // The statuses do not matter: a test that lost its context ends here anyway.
+        let mut current = 0;
+        // SAFETY: the result pointer is a local.
+        let _ = unsafe { self.driver.cuCtxGetCurrent(&mut current) };
+        if current == self.context {
+            // SAFETY: no pointer is passed.
+            let _ = unsafe { self.driver.cuCtxSetCurrent(0) };
+        }
         // SAFETY: as above.
         let _ = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.device) };
     }

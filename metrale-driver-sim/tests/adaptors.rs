@@ -145,12 +145,13 @@ fn a_trace_has_every_call_with_arguments_thread_and_status() {
             "cuMemcpyHtoD_v2",
             "cuMemAlloc_v2",
             "cuMemFree_v2",
+            "cuCtxGetCurrent",
             "cuCtxSetCurrent",
             "cuDevicePrimaryCtxRelease_v2",
         ]
     );
     let threads: Vec<_> = calls.iter().map(|call| call.thread).collect();
-    assert_eq!(threads, [0, 0, 0, 0, 0, 0, 1, 0, 0, 0]);
+    assert_eq!(threads, [0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0]);
     assert_eq!(calls[4].arguments[1], TraceArgument::Number(1000));
     assert_eq!((calls[6].status, calls[7].status), (201, 0));
     assert!(calls[5].to_string().ends_with(", host, 16) -> 0"), "{}", calls[5]);

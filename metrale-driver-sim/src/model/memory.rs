@@ -350,6 +350,11 @@ impl Memory {
         self.allocations.iter().map(|(&base, allocation)| (base, allocation))
     }
 
+    /// Whether an access would be accepted.
+    pub(crate) fn check(&mut self, address: u64, len: u64, access: Access) -> Result<(), Stray> {
+        self.target(address, len, access).map(drop)
+    }
+
     /// Reads memory that the device reaches, in pieces that may each lie elsewhere in one allocation.
     pub(crate) fn read(&mut self, address: u64, out: &mut [u8], access: Access) -> Result<(), Stray> {
         match self.target(address, out.len() as u64, access)? {
