@@ -63,6 +63,7 @@ mod sweep;
 // Decisions that need no driver.
 mod arch;
 mod preflight;
+pub mod redzone;
 
 pub use backend::{BackendBuilder, MetraleCudaBackend};
 pub use config::{BackendConfig, ConfigError, DEBUG_SYNC_KERNELS};
