@@ -64,6 +64,7 @@ mod sweep;
 mod arch;
 mod preflight;
 pub mod redzone;
+pub mod tensor_map;
 
 pub use backend::{BackendBuilder, MetraleCudaBackend};
 pub use config::{BackendConfig, ConfigError, DEBUG_SYNC_KERNELS};
@@ -84,6 +85,7 @@ pub use stream::LEGACY_STREAM;
 pub use arch::{CodeTarget, ComputeCapability, DeviceArch, IsaVersion, Portability, Shortfall, SmTarget};
 pub use memory::effective_free_bytes;
 pub use preflight::{ModuleTarget, PreflightError, PreflightWarning, RefusedCode, TargetMismatch, preflight};
+pub use tensor_map::{TensorMap, TensorMapError, TensorMapSpec};
 
 /// Compiles and runs the README's example.
 #[cfg(doctest)]
