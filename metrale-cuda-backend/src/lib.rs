@@ -61,6 +61,12 @@ mod signature;
 mod stream;
 mod sweep;
 
+// Decisions that need no driver.
+mod arch;
+mod preflight;
+pub mod redzone;
+pub mod tensor_map;
+
 pub use backend::{BackendBuilder, MetraleCudaBackend};
 pub use config::{BackendConfig, ConfigError, DEBUG_SYNC_KERNELS};
 pub use error::{BadArgument, CallFailed, ContextLost, LedgerConflict, NotBound, Remedy, remedy};
@@ -76,6 +82,11 @@ pub use metrale_registry::{
     CudaHost, DeviceFacts, HostError, LaunchError, LaunchExcess, MetraleRegistry, RegistryError,
 };
 pub use stream::LEGACY_STREAM;
+
+pub use arch::{CodeTarget, ComputeCapability, DeviceArch, IsaVersion, Portability, Shortfall, SmTarget};
+pub use memory::effective_free_bytes;
+pub use preflight::{ModuleTarget, PreflightError, PreflightWarning, RefusedCode, TargetMismatch, preflight};
+pub use tensor_map::{TensorMap, TensorMapError, TensorMapSpec};
 
 /// Compiles and runs the README's example.
 #[cfg(doctest)]

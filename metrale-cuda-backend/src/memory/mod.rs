@@ -11,6 +11,13 @@ mod out_of_memory;
 mod pinned;
 mod upload;
 
+// Decisions that need no driver.
+mod cgroup;
+mod effective;
+mod meminfo;
+mod poll;
+mod watchdog;
+
 pub use alloc::FreeError;
 pub use copy::{CopyOutOfBounds, End};
 pub use copy_2d::{Copy2d, Side};
@@ -18,3 +25,14 @@ pub use info::MemoryInfo;
 pub use out_of_memory::{Holder, OutOfMemory, Verdict};
 pub use pinned::{PinnedBuffer, PinnedPtr};
 pub use upload::Uploader;
+
+pub use cgroup::{CgroupLimit, NotALimit};
+pub use effective::{
+    Aged, EffectiveFree, FreeSituation, FreeSource, FreeUnknown, effective_free, effective_free_bytes,
+};
+pub use meminfo::{HostFigure, HostFigureKind, HugePages, MemInfo, MemInfoError, MemInfoNote};
+pub use poll::{FreePoll, PolledFree};
+pub use watchdog::{
+    BelowFloor, LOW_MEMORY_EXIT_CODE, LOW_READINGS, LowMemory, LowMemoryHandler, Pace, Watchdog, WatchdogError,
+    WatchdogParts, WatchdogThread, Watched, load_fits, watch,
+};
