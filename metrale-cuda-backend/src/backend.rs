@@ -5,15 +5,16 @@ use core::fmt;
 use std::sync::Arc;
 
 use anyhow::Result;
-use metrale_driver_sys::{CUcontext, CUdevice_attribute, DriverApi, DriverError};
+use metrale_driver_sys::{CUcontext, CUdevice_attribute, DriverApi, DriverError, is_sticky};
 use metrale_ledger::{LedgerProbe, ScopeGuard};
-use metrale_registry::{CudaHost, DeviceFacts, HostError, MetraleRegistry, is_teardown_noop};
+use metrale_registry::{CudaHost, DeviceFacts, HostError, MetraleRegistry, TeardownSink, is_teardown_noop};
 use metrale_telemetry::{ModuleLoad, run_metrics};
 
 use crate::book::Book;
 use crate::call::{Doing, ask};
 use crate::config::BackendConfig;
 use crate::error::NotBound;
+use crate::fault_probe::FaultLatch;
 use crate::gpu::DevicePtr;
 use crate::launch::Kernels;
 use crate::signature::Signatures;
@@ -35,6 +36,7 @@ pub struct MetraleCudaBackend {
     signatures: Signatures,
     registry: Arc<MetraleRegistry>,
     host: Arc<CudaHost>,
+    latch: Arc<FaultLatch>,
     config: BackendConfig,
     reads_pageable_memory: bool,
 }
@@ -44,8 +46,9 @@ pub struct MetraleCudaBackend {
 #[must_use = "a builder does nothing until `build`"]
 pub struct BackendBuilder {
     driver: Option<Arc<dyn DriverApi>>,
-    ordinal: usize,
-    modules: Vec<(&'static str, &'static [u8])>,
+    pub(crate) ordinal: usize,
+    pub(crate) modules: Vec<(&'static str, &'static [u8])>,
+    pub(crate) laid_out_for: Option<u32>,
     config: Option<BackendConfig>,
 }
 
@@ -66,6 +69,12 @@ impl BackendBuilder {
         self
     }
 
+    /// The number of multiprocessors that the build laid its grids out for. A device with another number is warned of: the
+    /// modules run there, perhaps slower.
+    pub fn laid_out_for(self, sm_count: u32) -> Self {
+        Self { laid_out_for: Some(sm_count), ..self }
+    }
+
     /// The configuration; what the environment says is then not looked at.
     pub fn config(self, config: BackendConfig) -> Self {
         Self { config: Some(config), ..self }
@@ -73,27 +82,34 @@ impl BackendBuilder {
 
     /// Makes the backend: the device's context, current on this thread afterwards, and the modules in it.
     ///
-    /// Starts a new run in [`metrale_telemetry::run_metrics`]. Blocks while the driver makes the context and compiles the
+    /// First of all it asks whether the device runs the modules ([`preflight`](Self::preflight)); what is only worth a
+    /// warning is logged. Starts a new run in [`metrale_telemetry::run_metrics`]. Blocks while the driver makes the context and compiles the
     /// modules. Allowed during a capture only where the device's context exists.
     ///
     /// # Errors
     /// [`ConfigError`](crate::ConfigError) for an environment variable that does not parse;
-    /// [`HostError`](crate::HostError) without a usable driver or device; [`RegistryError`](crate::RegistryError) for a
+    /// [`HostError`](crate::HostError) without a usable driver or device; [`PreflightError`](crate::PreflightError) for
+    /// modules that the device does not run; [`ContextLost`](crate::ContextLost) where a kernel of this process faulted on
+    /// the device before; [`RegistryError`](crate::RegistryError) for a
     /// module that does not load. Nothing is left behind.
     pub fn build(self) -> Result<MetraleCudaBackend> {
-        let config = match self.config {
-            Some(config) => config,
+        let config = match &self.config {
+            Some(config) => config.clone(),
             None => BackendConfig::from_env()?,
         };
-        let driver = match self.driver {
-            Some(driver) => driver,
-            None => metrale_driver_sys::system().map_err(HostError::NoDriver)?,
-        };
+        let driver = self.driver_or_system()?;
+        let ordinal = self.ordinal;
+        FaultLatch::at(&driver, ordinal).sound(|| format!("making a backend on device {ordinal}"))?;
+        let warnings = self.preflight_on(&*driver)?;
         // Before the first look-up, so that the audit lists only those of this backend.
         run_metrics::reset_for_new_run();
         let host = CudaHost::acquire(driver, self.ordinal)?;
-        host.set_teardown_sink(Some(Arc::new(|error| tracing::error!("{error}"))));
+        let latch = FaultLatch::of(&host);
+        host.set_teardown_sink(Some(teardown_sink(Arc::clone(&latch))));
         let registry = MetraleRegistry::load_into(Arc::clone(&host), &self.modules)?;
+        for warning in warnings {
+            tracing::warn!("{warning}");
+        }
         note_modules(&registry);
         let reads_pageable_memory = reads_pageable_memory(&host);
         let backend = MetraleCudaBackend {
@@ -102,12 +118,35 @@ impl BackendBuilder {
             signatures: Signatures::new(&self.modules),
             registry,
             host,
+            latch,
             config,
             reads_pageable_memory,
         };
         run_metrics::process().baseline().set(backend.memory_info()?.free_bytes);
         Ok(backend)
     }
+}
+
+impl BackendBuilder {
+    /// The driver that was given, or the system's.
+    pub(crate) fn driver_or_system(&self) -> Result<Arc<dyn DriverApi>, HostError> {
+        match &self.driver {
+            Some(driver) => Ok(Arc::clone(driver)),
+            None => metrale_driver_sys::system().map_err(HostError::NoDriver),
+        }
+    }
+}
+
+/// Logs what modules and host could not give back; where the context is lost that is no news.
+fn teardown_sink(latch: Arc<FaultLatch>) -> TeardownSink {
+    Arc::new(move |error| {
+        let known = error.failures.iter().all(|(_, failure)| is_sticky(failure.status));
+        if latch.reason().is_some() && known {
+            tracing::debug!("{error}");
+        } else {
+            tracing::error!("{error}");
+        }
+    })
 }
 
 impl fmt::Debug for BackendBuilder {
@@ -117,6 +156,7 @@ impl fmt::Debug for BackendBuilder {
             .field("driver", &self.driver.as_ref().map(|driver| driver.source()))
             .field("ordinal", &self.ordinal)
             .field("modules", &modules)
+            .field("laid_out_for", &self.laid_out_for)
             .field("config", &self.config)
             .finish()
     }
@@ -207,7 +247,9 @@ impl MetraleCudaBackend {
 
     /// See [`GpuBackend::bind_to_thread`](crate::GpuBackend::bind_to_thread).
     pub fn bind_to_thread(&self) -> Result<()> {
-        self.host.bind_to_thread().doing(|| format!("binding this thread to device {}", self.ordinal()))
+        let doing = || format!("binding this thread to device {}", self.ordinal());
+        self.latch.sound(doing)?;
+        self.host.bind_to_thread().doing(doing)
     }
 
     /// See [`GpuBackend::live_bytes`](crate::GpuBackend::live_bytes).
@@ -269,18 +311,25 @@ impl MetraleCudaBackend {
         self.host.facts().total_bytes
     }
 
+    /// What remembers that the context is lost.
+    pub(crate) fn latch(&self) -> &FaultLatch {
+        &self.latch
+    }
+
     pub(crate) const fn reads_pageable_memory(&self) -> bool {
         self.reads_pageable_memory
     }
 
     /// Refuses to go on where another context, or none, is current: the driver would work on the wrong device, or answer
-    /// a bare 201. Costs some 60 ns.
+    /// a bare 201; and where the context is lost. Costs some 60 ns.
     pub(crate) fn bound(&self, doing: &'static str) -> Result<()> {
+        self.latch.sound(|| doing.to_owned())?;
         self.is_bound(doing, current_context(self.driver()))
     }
 
     /// As [`bound`](Self::bound), for a free: false where the context is already gone, and the memory with it.
     pub(crate) fn bound_to_free(&self, doing: &'static str) -> Result<bool> {
+        self.latch.sound(|| doing.to_owned())?;
         match current_context(self.driver()) {
             Err(error) if is_teardown_noop(error.status) => Ok(false),
             answer => self.is_bound(doing, answer).map(|()| true),

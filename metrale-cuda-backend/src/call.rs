@@ -6,11 +6,16 @@ use metrale_driver_sys::DriverError;
 
 use crate::error::{CallFailed, ContextLost, Remedy, remedy_of_status};
 
-/// Calls one driver function and keeps its name with its status: `ask!(driver, cuInit(0))`.
+/// Calls one driver function and keeps its name with its status: `ask!(driver, cuInit(0))`. A status that tells of a lost
+/// context is noted in passing.
 macro_rules! ask {
-    ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {
-        metrale_driver_sys::check(metrale_driver_sys::DriverFn::$function, $driver.$function($($argument),*))
-    };
+    ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {{
+        let driver: &dyn metrale_driver_sys::DriverApi = $driver;
+        $crate::fault_probe::noted(
+            driver,
+            metrale_driver_sys::check(metrale_driver_sys::DriverFn::$function, driver.$function($($argument),*)),
+        )
+    }};
 }
 pub(crate) use ask;
 
@@ -30,7 +35,7 @@ impl<T> Doing<T> for Result<T, DriverError> {
 /// for the status does.
 pub(crate) fn failed(driver: DriverError, doing: String, hint: Option<String>) -> Error {
     if remedy_of_status(driver.status) == Remedy::Relaunch {
-        return Error::new(ContextLost { doing, driver });
+        return Error::new(ContextLost { doing, driver, first: None });
     }
     let hint = hint.or_else(|| metrale_registry::advice(driver).map(str::to_owned));
     Error::new(CallFailed { doing, driver, hint })

@@ -4,7 +4,7 @@
 //! | [`Remedy`] | causes |
 //! |---|---|
 //! | [`FreeAndRetry`](Remedy::FreeAndRetry) | [`OutOfMemory`] |
-//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`], [`FreeError`], [`ConfigError`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
+//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`], [`FreeError`], [`ConfigError`], [`PreflightError`], [`NTileError`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
 //! | [`Relaunch`](Remedy::Relaunch) | [`ContextLost`], [`KernelFault`], and whatever carries a status the context does not survive |
 //! | [`ReportBug`](Remedy::ReportBug) | [`LedgerConflict`], statuses that no call of ours should bring |
 //!
@@ -17,8 +17,11 @@ use metrale_driver_sys::{
 use metrale_registry::{HostError, LaunchError, RegistryError};
 
 use crate::config::ConfigError;
+use crate::fault_probe::FaultReason;
 use crate::launch::KernelFault;
 use crate::memory::{CopyOutOfBounds, FreeError, OutOfMemory};
+use crate::n_tile::NTileError;
+use crate::preflight::PreflightError;
 
 /// What the caller of a failed call can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,6 +70,8 @@ pub fn remedy(error: &anyhow::Error) -> Option<Remedy> {
             || cause.is::<CopyOutOfBounds>()
             || cause.is::<FreeError>()
             || cause.is::<ConfigError>()
+            || cause.is::<PreflightError>()
+            || cause.is::<NTileError>()
         {
             Some(Remedy::FixCall)
         } else {
@@ -117,16 +122,29 @@ impl CallFailed {
 ///
 /// From here on every call on the context fails with the same status; ending the process is the only cure.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{doing}: {driver}; the context is lost and every later call on it fails. A fault of an earlier kernel shows at \
-     some later call: run again with METRALE_DEBUG_SYNC_KERNELS=1 to see which launch it was, then restart the process"
-)]
+#[error("{doing}: {}", lost(driver, first.as_deref()))]
 #[non_exhaustive]
 pub struct ContextLost {
     /// What was being done, in words.
     pub doing: String,
-    /// Function and status.
+    /// Function and status: of this call, or of the one that first met the fault where `first` is there.
     pub driver: DriverError,
+    /// Why the context was lost before; the driver was then not asked again.
+    pub first: Option<Box<FaultReason>>,
+}
+
+fn lost(driver: &DriverError, first: Option<&FaultReason>) -> String {
+    let (what, known) = match first {
+        Some(first) => (format!("not tried, for {first}"), first.after.is_some()),
+        None => (format!("{driver}; the context is lost and every later call on it fails"), false),
+    };
+    if known {
+        return format!("{what}. Restart the process");
+    }
+    format!(
+        "{what}. A fault of an earlier kernel shows at some later call: run again with METRALE_DEBUG_SYNC_KERNELS=1 to see \
+         which launch it was, then restart the process"
+    )
 }
 
 /// The calling thread has not made the backend's context its current one.
@@ -203,8 +221,8 @@ mod tests {
     #[test]
     fn causes_are_found_through_context_and_keep_the_driver_error() {
         let driver = DriverError { function: DriverFn::cuMemFree_v2, status: 700 };
-        let error =
-            anyhow::Error::new(ContextLost { doing: "freeing 0x200".into(), driver }).context("unloading");
+        let error = anyhow::Error::new(ContextLost { doing: "freeing 0x200".into(), driver, first: None })
+            .context("unloading");
         assert_eq!(remedy(&error), Some(Remedy::Relaunch));
         assert_eq!(error.downcast_ref::<ContextLost>().map(|lost| lost.driver), Some(driver));
         assert_eq!(remedy(&anyhow::anyhow!("something else")), None);

@@ -176,6 +176,10 @@ impl GpuBackend for MetraleCudaBackend {
         Self::optional_kernel(self, module, function)
     }
 
+    fn n_tile(&self, kernel: KernelHandle) -> Option<u32> {
+        Self::n_tile(self, kernel)
+    }
+
     fn device_symbol(&self, module: &str, symbol: &str) -> Result<(DevicePtr, usize)> {
         Self::device_symbol(self, module, symbol)
     }

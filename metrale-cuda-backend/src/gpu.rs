@@ -348,7 +348,8 @@ pub trait GpuBackend: Send + Sync {
     /// once, keep the handle.
     ///
     /// # Errors
-    /// The registry's, naming what there is instead. Once the audit is sealed, a kernel that is not there ends the
+    /// The registry's, naming what there is instead; [`NTileError`](crate::NTileError) where the tile width that the kernel
+    /// publishes is no 32-bit number. Once the audit is sealed, a kernel that is not there ends the
     /// process unless the seal allows it.
     #[track_caller]
     fn kernel(&self, module: &str, function: &str) -> Result<KernelHandle>;
@@ -359,6 +360,10 @@ pub trait GpuBackend: Send + Sync {
     /// As the trait says; an absent module or function is no error.
     #[track_caller]
     fn optional_kernel(&self, module: &str, function: &str) -> Result<Option<KernelHandle>>;
+
+    /// The tile width that a kernel publishes in a global `<entry>_n_tile`, read once when the kernel was looked up; `None`
+    /// where it publishes none, or where this backend did not look it up. Does not block; allowed during a capture.
+    fn n_tile(&self, kernel: KernelHandle) -> Option<u32>;
 
     /// Address and size in bytes of a global of a module. Not on the ledger: it belongs to the module.
     ///

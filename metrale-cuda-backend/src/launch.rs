@@ -7,7 +7,9 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use anyhow::{Error, Result};
-use metrale_driver_sys::{CU_STREAM_CAPTURE_STATUS_NONE, CUtensorMap, DriverError, stream_capture_status};
+use metrale_driver_sys::{
+    CU_STREAM_CAPTURE_STATUS_NONE, CUtensorMap, DriverError, DriverFn, check, stream_capture_status,
+};
 use metrale_registry::RegistryError;
 use metrale_telemetry::{
     KernelUsage, Launch, LaunchArg, LaunchKind, Lookup, Need, kernel_audit, run_metrics,
@@ -15,7 +17,6 @@ use metrale_telemetry::{
 use parking_lot::RwLock;
 
 use crate::backend::MetraleCudaBackend;
-use crate::call::ask;
 use crate::error::BadArgument;
 use crate::gpu::{DevicePtr, GpuBackend, KernelHandle};
 use crate::signature::{Signature, Signatures};
@@ -56,6 +57,8 @@ struct Known {
     usage: KernelUsage,
     /// What it takes, where its image says so.
     signature: Option<Signature>,
+    /// The tile width it publishes.
+    n_tile: Option<u32>,
 }
 
 /// The kernels this backend has looked up, by handle.
@@ -65,14 +68,22 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
-    /// Keeps a kernel's name beside its handle.
-    fn learn(&self, handle: u64, module: &str, function: &str, signatures: &Signatures) {
-        if !self.known.read().contains_key(&handle) {
-            let usage = run_metrics::process().audit().usage(module, function);
-            let name = format!("{module}::{function}").into();
-            let signature = signatures.of(module, function);
-            self.known.write().insert(handle, Known { name, usage, signature });
-        }
+    /// Whether a kernel was looked up before.
+    fn knows(&self, handle: u64) -> bool {
+        self.known.read().contains_key(&handle)
+    }
+
+    /// Keeps what is known of a kernel beside its handle.
+    fn learn(&self, handle: u64, module: &str, function: &str, signatures: &Signatures, n_tile: Option<u32>) {
+        let usage = run_metrics::process().audit().usage(module, function);
+        let name = format!("{module}::{function}").into();
+        let signature = signatures.of(module, function);
+        self.known.write().insert(handle, Known { name, usage, signature, n_tile });
+    }
+
+    /// The tile width that a kernel publishes.
+    pub(crate) fn n_tile(&self, handle: u64) -> Option<u32> {
+        self.known.read().get(&handle)?.n_tile
     }
 
     /// Holds the arguments of a launch to what the kernel takes, where that is known.
@@ -106,7 +117,7 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::kernel`].
     #[track_caller]
     pub fn kernel(&self, module: &str, function: &str) -> Result<KernelHandle> {
-        Ok(self.look_up(module, function, Need::Required, Location::caller())?)
+        self.look_up(module, function, Need::Required, Location::caller())
     }
 
     /// See [`GpuBackend::optional_kernel`].
@@ -114,8 +125,10 @@ impl MetraleCudaBackend {
     pub fn optional_kernel(&self, module: &str, function: &str) -> Result<Option<KernelHandle>> {
         match self.look_up(module, function, Need::MayBeAbsent, Location::caller()) {
             Ok(kernel) => Ok(Some(kernel)),
-            Err(error) if error.is_not_found() => Ok(None),
-            Err(error) => Err(error.into()),
+            Err(error) if error.downcast_ref::<RegistryError>().is_some_and(RegistryError::is_not_found) => {
+                Ok(None)
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -125,7 +138,8 @@ impl MetraleCudaBackend {
         function: &str,
         need: Need,
         site: &'static Location<'static>,
-    ) -> Result<KernelHandle, RegistryError> {
+    ) -> Result<KernelHandle> {
+        self.latch().sound(|| format!("looking up {module}::{function}"))?;
         let found = self.registry().function(module, function);
         let absent = found.as_ref().is_err_and(RegistryError::is_not_found);
         // A driver that failed has not said that the kernel is absent.
@@ -136,12 +150,16 @@ impl MetraleCudaBackend {
             }
         }
         let handle = found?;
-        self.kernels().learn(handle, module, function, self.signatures());
+        if !self.kernels().knows(handle) {
+            let n_tile = self.read_n_tile(module, function)?;
+            self.kernels().learn(handle, module, function, self.signatures(), n_tile);
+        }
         Ok(KernelHandle(handle))
     }
 
     /// See [`GpuBackend::device_symbol`].
     pub fn device_symbol(&self, module: &str, symbol: &str) -> Result<(DevicePtr, usize)> {
+        self.latch().sound(|| format!("looking up {module}::{symbol}"))?;
         let (addr, bytes) = self.registry().device_symbol(module, symbol)?;
         Ok((DevicePtr(addr), bytes))
     }
@@ -207,7 +225,12 @@ impl MetraleCudaBackend {
         let Shape { grid, block, shared_bytes, stream } = shape;
         // SAFETY: the caller's promise; the registry lives as long as this backend.
         unsafe { self.registry().launch_on_stream(kernel.0, grid, block, shared_bytes, stream, params) }
-            .map_err(launch_error)?;
+            .map_err(|error| {
+                if let Some(driver) = error.driver_error() {
+                    self.probe(driver, stream, || format!("the launch of {}", self.kernels().name(kernel.0)));
+                }
+                launch_error(error)
+            })?;
         self.kernels().launched(kernel.0);
         if self.config().debug_sync_kernels { self.find_fault(kernel, shape) } else { Ok(()) }
     }
@@ -220,9 +243,11 @@ impl MetraleCudaBackend {
             return Ok(());
         }
         // SAFETY: no memory is passed; the driver has just taken the same handle.
-        unsafe { ask!(self.driver(), cuStreamSynchronize(stream)) }.map_err(|driver| {
-            KernelFault { kernel: self.kernels().name(kernel.0), grid, block, shared_bytes, stream, driver }
-                .into()
+        let status = unsafe { self.driver().cuStreamSynchronize(stream) };
+        check(DriverFn::cuStreamSynchronize, status).map_err(|driver| {
+            let kernel = self.kernels().name(kernel.0);
+            self.latch().trip(driver, Some(format!("the launch of {kernel}")));
+            KernelFault { kernel, grid, block, shared_bytes, stream, driver }.into()
         })
     }
 }

@@ -50,12 +50,15 @@ mod backend;
 mod book;
 mod call;
 mod config;
+mod device_arch;
 pub mod error;
 mod event;
 mod face;
+mod fault_probe;
 mod gpu;
 mod launch;
 pub mod memory;
+mod n_tile;
 mod parts;
 mod signature;
 mod stream;
@@ -70,6 +73,7 @@ pub mod tensor_map;
 pub use backend::{BackendBuilder, MetraleCudaBackend};
 pub use config::{BackendConfig, ConfigError, DEBUG_SYNC_KERNELS};
 pub use error::{BadArgument, CallFailed, ContextLost, LedgerConflict, NotBound, Remedy, remedy};
+pub use fault_probe::{FaultLatch, FaultReason};
 pub use gpu::{DevicePtr, GpuBackend, GraphHandle, KernelHandle};
 pub use launch::{KernelFault, KernelLaunch};
 pub use memory::{
@@ -81,6 +85,7 @@ pub use metrale_ledger::{AllocKind, AllocRecord, ByteSize, ForgetError, LedgerPr
 pub use metrale_registry::{
     CudaHost, DeviceFacts, HostError, LaunchError, LaunchExcess, MetraleRegistry, RegistryError,
 };
+pub use n_tile::NTileError;
 pub use stream::LEGACY_STREAM;
 
 pub use arch::{CodeTarget, ComputeCapability, DeviceArch, IsaVersion, Portability, Shortfall, SmTarget};

@@ -142,6 +142,13 @@ impl fmt::Display for TargetMismatch {
             }
             refused.fmt(f)?;
         }
+        // A version that the driver does not take has its own advice; another target would not help.
+        let is_version = |shortfall: &Shortfall| {
+            matches!(shortfall, Shortfall::IsaTooNew { .. } | Shortfall::IsaTooOld { .. })
+        };
+        if self.refused.iter().all(|refused| refused.shortfalls.iter().all(is_version)) {
+            return Ok(());
+        }
         write!(f, ". Build it for sm_{wanted}, or ship PTX for an older target beside it")
     }
 }

@@ -87,6 +87,7 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::sweep_unreleased`](crate::GpuBackend::sweep_unreleased).
     #[track_caller]
     pub fn sweep_unreleased(&self) -> Result<usize> {
+        self.latch().sound(|| "sweeping unreleased allocations".to_owned())?;
         match self.enter() {
             Ok(_current) => Ok(self.sweep("a load was abandoned, or they have no owner that frees them")),
             // The context is gone, and the memory with it: nothing to free, nothing to warn of.
@@ -135,15 +136,36 @@ impl MetraleCudaBackend {
         Swept { records }
     }
 
+    /// Whether the context is lost, so that nothing can be freed; one line then counts what stays.
+    fn is_left_behind(&self) -> bool {
+        let Some(reason) = self.context_fault() else { return false };
+        let ledger = self.book().ledger();
+        let left = ledger.live_count() + ledger.arena_count() + ledger.pinned_count();
+        if left > 0 {
+            tracing::warn!(
+                "{left} allocations of a dropped backend cannot be freed, for {reason}; their memory comes back when the \
+                 process ends"
+            );
+        }
+        true
+    }
+
     /// Frees all that is left, on whichever thread drops the backend. Never panics, and never frees twice: what is freed
     /// has left the ledger before.
     pub(crate) fn free_all_left(&self) {
+        if self.is_left_behind() {
+            return;
+        }
         match self.enter() {
             Ok(_current) => {
                 self.sweep(
                     "either a load was abandoned on the way (an error or a panic), or these allocations have no owner that \
                      frees them",
                 );
+                // The first free may be what meets a fault.
+                if self.is_left_behind() {
+                    return;
+                }
                 self.free_left(AllocKind::Arena, |addr| self.give_to_driver(addr));
                 self.free_left(AllocKind::Pinned, |addr| self.give_pinned_to_driver(addr));
             }

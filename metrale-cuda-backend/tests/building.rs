@@ -24,7 +24,9 @@ fn a_module_that_does_not_load_names_itself_and_leaves_nothing() {
             .config(BackendConfig::default())
             .build()
     };
-    for image in [b"".as_slice(), b"<html></html>", b".version 9.9\n.target sm_90\n.address_size 64\n"] {
+    for image in
+        [b"".as_slice(), b"<html></html>", b".version 9.0\n.target sm_90, fastmath\n.address_size 64\n"]
+    {
         let error = build(image).unwrap_err();
         assert_eq!(remedy(&error), Some(Remedy::FixCall));
         assert!(error.is::<RegistryError>() && error.to_string().contains("\"broken\""), "{error}");

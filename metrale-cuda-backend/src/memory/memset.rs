@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Fills: device memory set to a byte or to a 32-bit word.
 
-use anyhow::Result;
+use anyhow::{Error, Result};
+use metrale_driver_sys::DriverError;
+use metrale_ledger::ByteSize;
 use metrale_telemetry::{LaunchArg, LaunchKind};
 
 use crate::backend::MetraleCudaBackend;
@@ -9,6 +11,7 @@ use crate::call::ask;
 use crate::error::BadArgument;
 use crate::gpu::DevicePtr;
 use crate::memory::copy::{End, trace};
+use crate::stream::LEGACY_STREAM;
 
 impl MetraleCudaBackend {
     /// See [`GpuBackend::memset`](crate::GpuBackend::memset).
@@ -23,7 +26,7 @@ impl MetraleCudaBackend {
         trace_fill(WHAT, dst, u32::from(value), bytes);
         // SAFETY: no host memory is passed; the driver checks the address.
         unsafe { ask!(self.driver(), cuMemsetD8_v2(dst.0, value, bytes)) }
-            .map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), bytes))?;
+            .map_err(|error| self.fill_failed(error, WHAT, dst, bytes, LEGACY_STREAM))?;
         self.legacy_stream_done(WHAT)
     }
 
@@ -38,7 +41,7 @@ impl MetraleCudaBackend {
         trace_fill(WHAT, dst, u32::from(value), bytes);
         // SAFETY: no host memory is passed; the driver checks the address.
         unsafe { ask!(self.driver(), cuMemsetD8Async(dst.0, value, bytes, stream)) }
-            .map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), bytes))
+            .map_err(|error| self.fill_failed(error, WHAT, dst, bytes, stream))
     }
 
     /// See [`GpuBackend::memset_d32_async`](crate::GpuBackend::memset_d32_async).
@@ -64,7 +67,21 @@ impl MetraleCudaBackend {
         trace_fill(WHAT, dst, value, bytes);
         // SAFETY: no host memory is passed; the driver checks the address.
         unsafe { ask!(self.driver(), cuMemsetD32Async(dst.0, value, words, stream)) }
-            .map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), bytes))
+            .map_err(|error| self.fill_failed(error, WHAT, dst, bytes, stream))
+    }
+
+    /// The error for a fill the driver refused, after a look at whether the context is lost.
+    #[cold]
+    fn fill_failed(
+        &self,
+        error: DriverError,
+        doing: &'static str,
+        dst: DevicePtr,
+        bytes: usize,
+        stream: u64,
+    ) -> Error {
+        self.probe(error, stream, || format!("{doing}, {} at {dst}", ByteSize::of(bytes)));
+        self.copy_failed(error, doing, None, Some(dst), bytes)
     }
 }
 

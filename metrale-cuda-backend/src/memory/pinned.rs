@@ -187,7 +187,10 @@ impl Drop for PinnedBuffer<'_> {
     fn drop(&mut self) {
         // Whichever thread drops it; where the context cannot be had, the free says so itself.
         let _current = self.backend.enter();
-        if let Err(error) = self.backend.free_pinned(self.pinned) {
+        if let Err(error) = self.backend.free_pinned(self.pinned)
+            // Known by then, and the backend's own drop counts what stays.
+            && self.backend.context_fault().is_none()
+        {
             tracing::error!(
                 "{} of {} bytes stays until its backend goes: {error:#}",
                 self.pinned,

@@ -157,7 +157,9 @@ impl Drop for Uploader<'_> {
             outcome = outcome.and(given);
         }
         outcome = outcome.and(self.backend.destroy_stream(self.stream));
-        if let Err(error) = outcome {
+        if let Err(error) = outcome
+            && self.backend.context_fault().is_none()
+        {
             tracing::error!("an uploader could not give everything back: {error:#}");
         }
     }

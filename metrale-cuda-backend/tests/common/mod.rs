@@ -6,10 +6,11 @@
 pub mod hooked;
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use metrale_cuda_backend::{BackendConfig, DriverApi, MetraleCudaBackend};
 use metrale_driver_sim::{Profile, SimDriver};
+use tracing::Dispatch;
 
 /// The kernels of data/kernels.cu.
 pub const KERNELS: &[u8] = include_bytes!("../data/kernels.ptx");
@@ -35,6 +36,10 @@ pub fn assert_site(site: &str, file: &str, line: u32) {
 
 /// What a closure logs on this thread, one line an event.
 pub fn logged<T>(act: impl FnOnce() -> T) -> (T, Vec<String>) {
+    // While a process has a single subscriber, a line that another test's thread reaches first is asked of that thread's
+    // subscriber, which is none, and switched off for all. With a second one, all are asked.
+    static SECOND: OnceLock<Dispatch> = OnceLock::new();
+    SECOND.get_or_init(|| Dispatch::new(tracing::subscriber::NoSubscriber::new()));
     let lines = Lines::default();
     let writer = lines.clone();
     let subscriber = tracing_subscriber::fmt()
