@@ -58,6 +58,7 @@ mod fault_probe;
 mod gpu;
 mod launch;
 pub mod memory;
+mod merged_report;
 mod n_tile;
 mod parts;
 mod signature;
@@ -80,6 +81,7 @@ pub use memory::{
     Copy2d, CopyOutOfBounds, End, FreeError, Holder, MemoryInfo, OutOfMemory, PinnedBuffer, PinnedPtr, Side,
     Uploader, Verdict,
 };
+pub use merged_report::{DeviceLedger, MergedReport};
 pub use metrale_driver_sys::{CUtensorMap, DriverApi, DriverError, DriverFn};
 pub use metrale_ledger::{AllocKind, AllocRecord, ByteSize, ForgetError, LedgerProbe, ScopeGuard, Snapshot};
 pub use metrale_registry::{

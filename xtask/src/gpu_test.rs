@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `cargo xtask gpu-test`: every test marked `#[ignore]` whose path ends in `::device`, on the GPU present.
+//! `cargo xtask gpu-test`: every test marked `#[ignore]` whose path ends in `::device`, on the GPU present; and those in
+//! `::two_devices`, where two are.
 //!
 //! Each test has a process of its own, one at a time, so that it may measure the device's free memory. The script that
 //! runs them is the one that a bundle carries to a machine without Rust: what passes here passes there by the same rule.
@@ -69,7 +70,10 @@ fn make_bundle(dir: &Path, args: &Args) -> Result<()> {
         if strip { (Placing::Stripped, None) } else { (Placing::Copied, Some("symbols")) };
     let built = Built::build(&args.profile, strip_by_cargo)?;
     let count: usize = built.programs.iter().map(|program| program.tests.len()).sum();
-    ensure!(count > 0, "the workspace holds no GPU test: an ignored one whose path ends in `::device`");
+    ensure!(
+        count > 0,
+        "the workspace holds no GPU test: an ignored one whose path ends in `::device` or `::two_devices`"
+    );
     bundle::make(dir, &built.programs, Some(&built.metrale), placing)?;
 
     let sizes = bundle::sizes(dir)?;
@@ -183,7 +187,7 @@ fn device_tests(path: &Path) -> Result<Vec<String>> {
 fn parse_list(list: &str) -> Vec<String> {
     list.lines()
         .filter_map(|line| line.strip_suffix(": test"))
-        .filter(|name| name.ends_with("::device"))
+        .filter(|name| ["::device", "::two_devices"].iter().any(|end| name.ends_with(end)))
         .map(str::to_owned)
         .collect()
 }
@@ -193,9 +197,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_tests_whose_path_ends_in_device_are_taken() {
+    fn only_tests_whose_path_ends_in_device_or_two_devices_are_taken() {
         let list = "status::table::device: test\nslow_table: test\ndevice: test\nx::device: benchmark\n\
-                    y::device_two: test\nz::device: test\n";
-        assert_eq!(parse_list(list), ["status::table::device", "z::device"]);
+                    y::device_two: test\nz::device: test\npeer::two_devices: test\ntwo_devices: test\n";
+        assert_eq!(parse_list(list), ["status::table::device", "z::device", "peer::two_devices"]);
     }
 }

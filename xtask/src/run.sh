@@ -17,6 +17,8 @@ Runs every test of tests.tsv on the GPU present, each in a process of its own, a
                         compute-sanitizer --tool memcheck --leak-check full --error-exitcode 9
   METRALE_TEST_TIMEOUT  seconds a test may take (default 120, 0 for no limit; needs `timeout`)
   METRALE_TEST_LOGS     folder that keeps the whole output of each test
+  METRALE_TEST_GPUS     how many GPUs there are (default: as nvidia-smi, or else /dev, says). Tests that need two are
+                        reported as not run where there is one
 
 Exit status: 0 all passed, 1 a test failed, 2 nothing ran.
 END
@@ -40,11 +42,23 @@ filter=${METRALE_TEST_FILTER:-}
 skip=${METRALE_TEST_SKIP:-}
 wrapper=${METRALE_TEST_WRAPPER:-}
 limit=${METRALE_TEST_TIMEOUT:-120}
+gpus=${METRALE_TEST_GPUS:-}
 tab=$(printf '\t')
 
 [ -r "$here/tests.tsv" ] || refuse "no tests.tsv in $here"
 case $limit in
 *[!0-9]*) refuse "METRALE_TEST_TIMEOUT is '$limit', not a number of seconds" ;;
+esac
+case $gpus in
+*[!0-9]*) refuse "METRALE_TEST_GPUS is '$gpus', not a number of GPUs" ;;
+'')
+    gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')
+    if [ "$gpus" -eq 0 ]; then
+        for node in /dev/nvidia[0-9]*; do
+            [ ! -e "$node" ] || gpus=$((gpus + 1))
+        done
+    fi
+    ;;
 esac
 for expression in "$filter" "$skip"; do
     echo | grep -Eq -e "$expression" 2>/dev/null
@@ -94,6 +108,7 @@ verdict() {
 }
 
 skipped=0
+not_run=0
 while IFS=$tab read -r program test || [ -n "$program" ]; do
     [ -n "$program" ] || continue
     name=$program::$test
@@ -109,6 +124,15 @@ while IFS=$tab read -r program test || [ -n "$program" ]; do
         printf 'listed\n' >>"$results"
         continue
     fi
+    case $test in
+    *::two_devices)
+        if [ "$gpus" -lt 2 ]; then
+            echo "not run $name: needs two GPUs"
+            not_run=$((not_run + 1))
+            continue
+        fi
+        ;;
+    esac
     log=$logs/$(printf '%s' "$name" | tr -c 'A-Za-z0-9_.-' '-').log
     start=$(date +%s)
     # Unquoted on purpose: each is a command and its arguments, or nothing.
@@ -144,6 +168,7 @@ awk -F '\t' '
     }' "$results"
 awk -F '\t' '$1 != "ok" { printf "FAILED  %s::%s: %s\n", $3, $4, $1 }' "$results"
 [ "$skipped" -eq 0 ] || echo "$skipped left out by METRALE_TEST_SKIP"
+[ "$not_run" -eq 0 ] || echo "$not_run not run: they need two GPUs, and there is $gpus"
 [ -s "$results" ] || echo "no test ran: tests.tsv names none that the filter lets through"
 passed=$(awk -F '\t' '$1 == "ok"' "$results" | wc -l)
 failed=$(awk -F '\t' '$1 != "ok"' "$results" | wc -l)

@@ -14,7 +14,7 @@ const RUN_SH: &str = include_str!("../src/run.sh");
 const FAKE: &str = r#"#!/bin/sh
 [ "$1 $2 $4" = "--ignored --exact --nocapture" ] || { echo "wrong arguments: $*"; exit 99; }
 case $3 in
-good::device | other::device) echo "test result: ok. 1 passed; 0 failed; 0 ignored" ;;
+good::device | other::device | pair::two_devices) echo "test result: ok. 1 passed; 0 failed; 0 ignored" ;;
 absent::device) echo "test result: ok. 0 passed; 0 failed; 0 ignored" ;;
 slow::device) exec sleep 30 ;;
 leaves::device) exit 0 ;;
@@ -52,7 +52,7 @@ impl Bundle {
         let mut command = Command::new("sh");
         command.arg(self.path().join("run.sh")).args(arguments);
         // What the one who runs these tests has set is not ours.
-        for name in ["FILTER", "SKIP", "WRAPPER", "TIMEOUT", "LOGS"] {
+        for name in ["FILTER", "SKIP", "WRAPPER", "TIMEOUT", "LOGS", "GPUS"] {
             command.env_remove(format!("METRALE_TEST_{name}"));
         }
         Ended::of(
@@ -152,6 +152,36 @@ fn filter_and_skip_are_expressions_on_program_and_test() {
     let broken = run("(", "");
     assert_eq!(broken.code, 2);
     assert!(broken.err.contains("not an extended regular expression: ("), "{}", broken.err);
+}
+
+#[test]
+fn tests_that_need_two_gpus_run_where_there_are_two_and_are_counted_otherwise() {
+    let bundle = Bundle::new(&[("a", "good::device"), ("a", "pair::two_devices")]);
+    bundle.run(&[("METRALE_TEST_GPUS", "2")], &[]).ends(0, "2 passed, 0 failed");
+    let one = bundle.run(&[("METRALE_TEST_GPUS", "1")], &[]);
+    one.ends(0, "1 passed, 0 failed");
+    one.says("not run a::pair::two_devices: needs two GPUs");
+    one.says("1 not run: they need two GPUs, and there is 1");
+    assert_eq!(bundle.run(&[], &["--list"]).out, "a::good::device\na::pair::two_devices\n");
+    // Where nothing else is there to run, nothing ran.
+    let pair = Bundle::new(&[("a", "pair::two_devices")]);
+    pair.run(&[("METRALE_TEST_GPUS", "1")], &[]).ends(2, "0 passed, 0 failed");
+    let wrong = bundle.run(&[("METRALE_TEST_GPUS", "two")], &[]);
+    assert_eq!(wrong.code, 2);
+    assert!(wrong.err.contains("METRALE_TEST_GPUS is 'two'"), "{}", wrong.err);
+}
+
+#[test]
+fn the_gpus_are_counted_by_the_tool_of_the_driver() {
+    let bundle = Bundle::new(&[("a", "pair::two_devices")]);
+    let tools = bundle.path().join("tools");
+    fs::create_dir(&tools).unwrap();
+    script(
+        &tools.join("nvidia-smi"),
+        "#!/bin/sh\n[ \"$1\" = -L ] && printf 'GPU 0: A (UUID: x)\\nGPU 1: B (UUID: y)\\n'\n",
+    );
+    let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
+    bundle.run(&[("PATH", &path)], &[]).ends(0, "1 passed, 0 failed");
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod copy_2d;
 mod info;
 mod memset;
 mod out_of_memory;
+mod peer;
 mod pinned;
 mod upload;
 

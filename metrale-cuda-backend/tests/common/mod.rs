@@ -70,6 +70,12 @@ impl io::Write for Lines {
 /// A software H200 with the functions that stand for the kernels of data/kernels.cu.
 pub fn sim_with_kernels() -> SimDriver {
     let driver = SimDriver::new(Profile::h200());
+    register_kernels(&driver);
+    driver
+}
+
+/// Registers the functions that stand for the kernels of data/kernels.cu.
+pub fn register_kernels(driver: &SimDriver) {
     driver.register_kernel("fill", |launch| {
         let (out, value, n) =
             (launch.parameter::<u64>(0)?, launch.parameter::<u32>(1)?, launch.parameter::<u32>(2)?);
@@ -95,5 +101,4 @@ pub fn sim_with_kernels() -> SimDriver {
         let address = launch.parameter::<u64>(0)?;
         launch.store(address, 1_u32)
     });
-    driver
 }

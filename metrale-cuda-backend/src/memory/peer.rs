@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Copies from one device to another.
+
+use anyhow::{Error, Result};
+use metrale_driver_sys::{DriverError, DriverFn, check, is_sticky};
+use metrale_ledger::{ByteSize, Whois};
+use metrale_telemetry::{LaunchArg, LaunchKind};
+
+use crate::backend::MetraleCudaBackend;
+use crate::call::{Doing, failed};
+use crate::error::BadArgument;
+use crate::gpu::DevicePtr;
+use crate::memory::copy::{End, trace};
+use crate::stream::LEGACY_STREAM;
+
+impl MetraleCudaBackend {
+    /// Copies `bytes` from this backend's device to that of `to`, in the order of `stream`, a stream of this backend. Both
+    /// may be on one device.
+    ///
+    /// Does not block. Valid on `stream`; to make work of the other device wait for it, record an event behind it and let a
+    /// stream of `to` [wait](crate::GpuBackend::wait_event) for that. What was queued on the other device before is not
+    /// waited for. Recorded by a capture of `stream`. The devices need no access to each other's memory: the driver goes by
+    /// the host where they have none.
+    ///
+    /// # Errors
+    /// [`CopyOutOfBounds`](crate::CopyOutOfBounds) past the end of an allocation that the ledger of its own side knows;
+    /// [`BadArgument`] for backends of two drivers; otherwise as [`GpuBackend`](crate::GpuBackend) says.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use metrale_cuda_backend::MetraleCudaBackend;
+    /// # use metrale_driver_sim::{Profile, SimDriver};
+    /// # let driver = Arc::new(SimDriver::builder().device(Profile::h200()).device(Profile::h200()).build());
+    /// # let on = |ordinal| MetraleCudaBackend::builder().driver(driver.clone()).ordinal(ordinal).build();
+    /// let (second, first) = (on(1)?, on(0)?); // the context of the last one made is current
+    /// let here = first.alloc(1024)?;
+    /// first.memset(here, 7, 1024)?;
+    /// second.bind_to_thread()?;
+    /// let there = second.alloc(1024)?;
+    ///
+    /// first.bind_to_thread()?;
+    /// first.copy_peer_async(here, &second, there, 1024, first.stream())?;
+    /// first.synchronize_stream(first.stream())?;
+    /// # first.free(here)?;
+    /// # second.bind_to_thread()?;
+    /// # second.free(there)?;
+    /// # Ok::<(), anyhow::Error>(())
+    /// ```
+    pub fn copy_peer_async(
+        &self,
+        src: DevicePtr,
+        to: &Self,
+        dst: DevicePtr,
+        bytes: usize,
+        stream: u64,
+    ) -> Result<()> {
+        if !self.may_copy_to("queueing a copy between devices", src, to, dst, bytes)? {
+            return Ok(());
+        }
+        self.queue_peer(src, to, dst, bytes, stream)
+    }
+
+    /// Copies `bytes` from this backend's device to that of `to`. Blocking: it first waits for both backends' own streams
+    /// and for both devices' legacy streams, and is complete, and valid on every stream of both, at return. Not allowed
+    /// during a capture on any of these.
+    ///
+    /// # Errors
+    /// As [`copy_peer_async`](Self::copy_peer_async).
+    pub fn copy_peer(&self, src: DevicePtr, to: &Self, dst: DevicePtr, bytes: usize) -> Result<()> {
+        const WHAT: &str = "copying between devices";
+        if !self.may_copy_to(WHAT, src, to, dst, bytes)? {
+            return Ok(());
+        }
+        {
+            let _current = to.enter().doing(|| WHAT.to_owned())?;
+            to.own_stream_done()?;
+            to.legacy_stream_done(WHAT)?;
+        }
+        self.own_stream_done()?;
+        self.queue_peer(src, to, dst, bytes, LEGACY_STREAM)?;
+        self.legacy_stream_done(WHAT)
+    }
+
+    /// Checks both ends, each by the ledger of its own side; false where there is nothing to copy.
+    fn may_copy_to(
+        &self,
+        doing: &'static str,
+        src: DevicePtr,
+        to: &Self,
+        dst: DevicePtr,
+        bytes: usize,
+    ) -> Result<bool> {
+        if bytes == 0 {
+            return Ok(false);
+        }
+        self.bound(doing)?;
+        to.latch().sound(|| doing.to_owned())?;
+        let [mine, theirs] =
+            [self, to].map(|backend| core::ptr::from_ref(backend.driver()).cast::<()>().addr());
+        if mine != theirs {
+            return Err(BadArgument::new(format!(
+                "{doing}: the backends are on two drivers ({} and {}), which know nothing of each other's memory; copy by the \
+                 host instead",
+                self.driver().source(),
+                to.driver().source()
+            ))
+            .into());
+        }
+        self.within(doing, End::Source, src, bytes as u64)?;
+        to.within(doing, End::Destination, dst, bytes as u64)?;
+        Ok(true)
+    }
+
+    fn queue_peer(&self, src: DevicePtr, to: &Self, dst: DevicePtr, bytes: usize, stream: u64) -> Result<()> {
+        trace(
+            LaunchKind::CopyD2d,
+            "queueing a copy between devices",
+            [src.0, dst.0].map(LaunchArg::Pointer).into_iter().chain([LaunchArg::U64(bytes as u64)]),
+        );
+        let (from_context, to_context) = (self.host().context(), to.host().context());
+        // SAFETY: no host memory is passed; the contexts are those of two hosts that are alive, and the driver checks the
+        // addresses.
+        let status =
+            unsafe { self.driver().cuMemcpyPeerAsync(dst.0, to_context, src.0, from_context, bytes, stream) };
+        check(DriverFn::cuMemcpyPeerAsync, status)
+            .map_err(|error| self.peer_failed(error, src, to, dst, bytes))
+    }
+
+    /// The error for a copy the driver refused, with what each side's ledger knows of its end.
+    #[cold]
+    fn peer_failed(
+        &self,
+        error: DriverError,
+        src: DevicePtr,
+        to: &Self,
+        dst: DevicePtr,
+        bytes: usize,
+    ) -> Error {
+        if is_sticky(error.status) {
+            // Either of two contexts may be the lost one: each is asked, and what is found is latched in passing.
+            let _ = self.own_stream_done();
+            if let Ok(_current) = to.enter() {
+                let _ = to.own_stream_done();
+            }
+        }
+        let mut hints = Vec::new();
+        for (end, backend, ptr) in [(End::Source, self, src), (End::Destination, to, dst)] {
+            match backend.book().whois(ptr.0) {
+                Whois::Live { .. } => {}
+                whois => hints.push(format!("the {end} is {whois}")),
+            }
+        }
+        let text = format!(
+            "copying {} from {src} on device {} to {dst} on device {}",
+            ByteSize::of(bytes),
+            self.ordinal(),
+            to.ordinal()
+        );
+        failed(error, text, (!hints.is_empty()).then(|| hints.join("; ")))
+    }
+}
