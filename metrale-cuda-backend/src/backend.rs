@@ -17,7 +17,9 @@ use crate::error::NotBound;
 use crate::fault_probe::FaultLatch;
 use crate::gpu::DevicePtr;
 use crate::launch::Kernels;
+use crate::op_cache::OpCache;
 use crate::signature::Signatures;
+use crate::timing::Timing;
 
 /// A device that reads pageable host memory through the host's own page tables.
 const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: CUdevice_attribute = 100;
@@ -36,6 +38,8 @@ pub struct MetraleCudaBackend {
     signatures: Signatures,
     registry: Arc<MetraleRegistry>,
     host: Arc<CudaHost>,
+    op_cache: OpCache,
+    timing: Timing,
     latch: Arc<FaultLatch>,
     config: BackendConfig,
     reads_pageable_memory: bool,
@@ -118,6 +122,8 @@ impl BackendBuilder {
             signatures: Signatures::new(&self.modules),
             registry,
             host,
+            op_cache: OpCache::default(),
+            timing: Timing::default(),
             latch,
             config,
             reads_pageable_memory,
@@ -309,6 +315,14 @@ impl MetraleCudaBackend {
     /// The device's memory in bytes.
     pub(crate) fn total_bytes(&self) -> u64 {
         self.host.facts().total_bytes
+    }
+
+    pub(crate) const fn op_cache(&self) -> &OpCache {
+        &self.op_cache
+    }
+
+    pub(crate) const fn timing(&self) -> &Timing {
+        &self.timing
     }
 
     /// What remembers that the context is lost.

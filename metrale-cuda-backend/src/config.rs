@@ -4,11 +4,15 @@
 //! | variable | field | values |
 //! |---|---|---|
 //! | `METRALE_DEBUG_SYNC_KERNELS` | [`BackendConfig::debug_sync_kernels`] | `1` on; `0`, empty or unset off |
+//! | `METRALE_TIME_KERNELS` | [`BackendConfig::time_kernels`] | `1` on; `0`, empty or unset off |
 
 use std::ffi::OsString;
 
 /// The variable behind [`BackendConfig::debug_sync_kernels`].
 pub const DEBUG_SYNC_KERNELS: &str = "METRALE_DEBUG_SYNC_KERNELS";
+
+/// The variable behind [`BackendConfig::time_kernels`].
+pub const TIME_KERNELS: &str = "METRALE_TIME_KERNELS";
 
 /// What a backend does beyond its plain work. [`Default`] is all off, whatever the environment says.
 ///
@@ -24,6 +28,11 @@ pub struct BackendConfig {
     /// Waits for the stream after every launch, so that a kernel's fault is reported at the launch that caused it and
     /// not at some later call. Costs all overlap of host and device; launches inside a capture are left alone.
     pub debug_sync_kernels: bool,
+    /// Puts a span of the kernel's name around every launch, while the spans of `metrale_telemetry::run_metrics` are
+    /// switched on; [`harvest_spans`](crate::MetraleCudaBackend::harvest_spans) reads them. Costs two events a launch; a
+    /// span holds nothing but its kernel only where streams do not share the device. Launches inside a capture are left
+    /// alone.
+    pub time_kernels: bool,
 }
 
 impl BackendConfig {
@@ -40,7 +49,10 @@ impl BackendConfig {
     /// # Errors
     /// As [`from_env`](Self::from_env).
     pub fn from_variables(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, ConfigError> {
-        Ok(Self { debug_sync_kernels: switch(&lookup, DEBUG_SYNC_KERNELS)? })
+        Ok(Self {
+            debug_sync_kernels: switch(&lookup, DEBUG_SYNC_KERNELS)?,
+            time_kernels: switch(&lookup, TIME_KERNELS)?,
+        })
     }
 }
 

@@ -17,10 +17,7 @@ use core::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use metrale_driver_sys::{
-    CU_STREAM_CAPTURE_STATUS_NONE, CUcontext, DriverApi, DriverError, DriverFn, check, is_sticky,
-    stream_capture_status,
-};
+use metrale_driver_sys::{CUcontext, DriverApi, DriverError, DriverFn, check, is_sticky};
 use metrale_registry::CudaHost;
 use parking_lot::Mutex;
 
@@ -189,9 +186,7 @@ impl MetraleCudaBackend {
             self.latch().trip(failed, Some(after()));
             return;
         }
-        if self.context_fault().is_some()
-            || stream_capture_status(self.driver(), stream) != Ok(CU_STREAM_CAPTURE_STATUS_NONE)
-        {
+        if self.context_fault().is_some() || self.is_capturing_or_cannot_tell(stream) {
             return;
         }
         // SAFETY: no memory is passed; the driver checks the handle.

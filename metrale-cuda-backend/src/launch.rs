@@ -7,9 +7,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use anyhow::{Error, Result};
-use metrale_driver_sys::{
-    CU_STREAM_CAPTURE_STATUS_NONE, CUtensorMap, DriverError, DriverFn, check, stream_capture_status,
-};
+use metrale_driver_sys::{CUtensorMap, DriverError, DriverFn, check};
 use metrale_registry::RegistryError;
 use metrale_telemetry::{
     KernelUsage, Launch, LaunchArg, LaunchKind, Lookup, Need, kernel_audit, run_metrics,
@@ -20,6 +18,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::error::BadArgument;
 use crate::gpu::{DevicePtr, GpuBackend, KernelHandle};
 use crate::signature::{Signature, Signatures};
+use crate::timing::TimingSpan;
 
 /// A kernel that failed while it ran, found by waiting after its launch
 /// ([`debug_sync_kernels`](crate::BackendConfig::debug_sync_kernels)). The context is lost: restart the process.
@@ -223,23 +222,41 @@ impl MetraleCudaBackend {
     ) -> Result<()> {
         self.bound("launching a kernel")?;
         let Shape { grid, block, shared_bytes, stream } = shape;
+        let span = self.kernel_span(kernel, stream);
         // SAFETY: the caller's promise; the registry lives as long as this backend.
-        unsafe { self.registry().launch_on_stream(kernel.0, grid, block, shared_bytes, stream, params) }
-            .map_err(|error| {
-                if let Some(driver) = error.driver_error() {
-                    self.probe(driver, stream, || format!("the launch of {}", self.kernels().name(kernel.0)));
-                }
-                launch_error(error)
-            })?;
+        let launched =
+            unsafe { self.registry().launch_on_stream(kernel.0, grid, block, shared_bytes, stream, params) }
+                .map_err(|error| {
+                    if let Some(driver) = error.driver_error() {
+                        self.probe(driver, stream, || {
+                            format!("the launch of {}", self.kernels().name(kernel.0))
+                        });
+                    }
+                    launch_error(error)
+                });
+        if let (Some(span), Err(_)) = (span, &launched) {
+            span.cancel();
+        }
+        launched?;
         self.kernels().launched(kernel.0);
         if self.config().debug_sync_kernels { self.find_fault(kernel, shape) } else { Ok(()) }
+    }
+
+    /// A span around a launch, where launches are timed. What keeps it from being made does not keep the kernel from being
+    /// launched.
+    fn kernel_span(&self, kernel: KernelHandle, stream: u64) -> Option<TimingSpan<'_>> {
+        if !self.config().time_kernels {
+            return None;
+        }
+        let name = self.kernels().name(kernel.0);
+        self.span(name, stream).inspect_err(|error| tracing::debug!("a launch is not timed: {error:#}")).ok()
     }
 
     /// Waits for a launch and reports its fault, unless the stream captures: then nothing has run, and the wait would
     /// invalidate the capture. A stream that cannot say counts as capturing.
     fn find_fault(&self, kernel: KernelHandle, shape: Shape) -> Result<()> {
         let Shape { grid, block, shared_bytes, stream } = shape;
-        if stream_capture_status(self.driver(), stream) != Ok(CU_STREAM_CAPTURE_STATUS_NONE) {
+        if self.is_capturing_or_cannot_tell(stream) {
             return Ok(());
         }
         // SAFETY: no memory is passed; the driver has just taken the same handle.

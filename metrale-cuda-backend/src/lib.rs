@@ -43,6 +43,7 @@
 //!
 //! # Features
 //! * `ledger` (on): keeps the ledger. Without it the same methods exist and the reads answer zero.
+//! * `timing` (on): spans of device time. Without it every span is inert.
 //! * `sim` (off): `builder().software(profile)`, the driver in software.
 //! * `metrale_scale` (off): builds for AMD's SCALE toolchain.
 
@@ -60,10 +61,12 @@ mod launch;
 pub mod memory;
 mod merged_report;
 mod n_tile;
+mod op_cache;
 mod parts;
 mod signature;
 mod stream;
 mod sweep;
+mod timing;
 
 // Decisions that need no driver.
 mod arch;
@@ -72,7 +75,7 @@ pub mod redzone;
 pub mod tensor_map;
 
 pub use backend::{BackendBuilder, MetraleCudaBackend};
-pub use config::{BackendConfig, ConfigError, DEBUG_SYNC_KERNELS};
+pub use config::{BackendConfig, ConfigError, DEBUG_SYNC_KERNELS, TIME_KERNELS};
 pub use error::{BadArgument, CallFailed, ContextLost, LedgerConflict, NotBound, Remedy, remedy};
 pub use fault_probe::{FaultLatch, FaultReason};
 pub use gpu::{DevicePtr, GpuBackend, GraphHandle, KernelHandle};
@@ -88,7 +91,9 @@ pub use metrale_registry::{
     CudaHost, DeviceFacts, HostError, LaunchError, LaunchExcess, MetraleRegistry, RegistryError,
 };
 pub use n_tile::NTileError;
+pub use op_cache::Scratch;
 pub use stream::LEGACY_STREAM;
+pub use timing::{SpanHarvest, TimingSpan};
 
 pub use arch::{CodeTarget, ComputeCapability, DeviceArch, IsaVersion, Portability, Shortfall, SmTarget};
 pub use memory::effective_free_bytes;

@@ -4,6 +4,9 @@
 /// Whether allocations are written into the ledger; without it the ledger stays empty and the reads answer zero.
 pub(crate) const KEEPS_LEDGER: bool = cfg!(feature = "ledger");
 
+/// Whether spans are timed; without it every span is inert.
+pub(crate) const TIMES_SPANS: bool = cfg!(feature = "timing");
+
 /// Where the driver in software comes in.
 #[cfg(feature = "sim")]
 mod software {

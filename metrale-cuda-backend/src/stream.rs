@@ -2,7 +2,9 @@
 //! Streams: making, waiting, asking.
 
 use anyhow::Result;
-use metrale_driver_sys::{CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY};
+use metrale_driver_sys::{
+    CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, stream_capture_status,
+};
 use metrale_telemetry::{Counter, run_metrics};
 
 use crate::backend::MetraleCudaBackend;
@@ -37,6 +39,7 @@ impl MetraleCudaBackend {
             .into());
         }
         self.bound("destroying a stream")?;
+        self.outgrow_stream(stream);
         // SAFETY: no memory is passed; the driver checks the handle.
         unsafe { ask!(self.driver(), cuStreamDestroy_v2(stream)) }
             .doing(|| format!("destroying stream {stream:#x}"))
@@ -67,6 +70,11 @@ impl MetraleCudaBackend {
                 Ok(true)
             }
         }
+    }
+
+    /// Whether a stream captures; one that cannot say counts as if it did, for a wait or a query would end its capture.
+    pub(crate) fn is_capturing_or_cannot_tell(&self, stream: u64) -> bool {
+        stream_capture_status(self.driver(), stream) != Ok(CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
     /// See [`GpuBackend::synchronize`](crate::GpuBackend::synchronize).

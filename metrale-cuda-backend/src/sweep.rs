@@ -158,6 +158,8 @@ impl MetraleCudaBackend {
         }
         match self.enter() {
             Ok(_current) => {
+                self.end_op_cache();
+                self.end_timing();
                 self.sweep(
                     "either a load was abandoned on the way (an error or a panic), or these allocations have no owner that \
                      frees them",

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Timing spans: device time between two events of a stream, read once it is there and never waited for.
+//!
+//! Sums by name are in [`metrale_telemetry::run_metrics`]; spans are recorded while its
+//! [`spans`](metrale_telemetry::RunMetrics::spans) are switched on.
+
+use core::fmt;
+use std::sync::Arc;
+
+use anyhow::Result;
+use metrale_driver_sys::{CU_EVENT_DEFAULT, CUDA_ERROR_NOT_READY, CUevent, DriverError};
+use metrale_telemetry::{PendingSpans, run_metrics};
+use parking_lot::Mutex;
+
+use crate::backend::MetraleCudaBackend;
+use crate::call::{Doing, ask};
+use crate::parts::TIMES_SPANS;
+
+/// Spans that may wait to be read. Each holds two events, a few hundred bytes of the driver's.
+const PENDING_LIMIT: usize = 4096;
+
+/// The two events of a span.
+type Pair = (CUevent, CUevent);
+
+/// One backend's spans.
+pub(crate) struct Timing {
+    state: Mutex<State>,
+}
+
+struct State {
+    pending: PendingSpans<Pair>,
+    /// Events to use again.
+    spare: Vec<CUevent>,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        let pending = PendingSpans::with_limit(PENDING_LIMIT);
+        Self { state: Mutex::new(State { pending, spare: Vec::new() }) }
+    }
+}
+
+/// What a harvest of spans brought.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SpanHarvest {
+    /// Spans whose times were added to the sums.
+    pub read: usize,
+    /// Spans that could not be read; they are in no sum.
+    pub failed: usize,
+    /// Spans that have not passed yet.
+    pub pending: usize,
+    /// Spans that found no room since the backend was made; they are in no sum.
+    pub refused: u64,
+}
+
+/// A span that has begun. It ends when [`end`](Self::end) is called or it is dropped; what is queued on its stream in
+/// between is what it times.
+#[must_use = "a span ends when it is dropped; bind it: `let span = backend.span(..)?`"]
+pub struct TimingSpan<'backend> {
+    backend: &'backend MetraleCudaBackend,
+    name: Arc<str>,
+    stream: u64,
+    /// 0 where nothing is timed.
+    start: CUevent,
+}
+
+impl TimingSpan<'_> {
+    /// Whether it times anything: spans are switched on, and its stream does not capture.
+    #[must_use]
+    pub const fn is_recording(&self) -> bool {
+        self.start != 0
+    }
+
+    /// Ends the span behind what is queued on its stream so far. Does not block. In a capture the span is given up: the
+    /// graph would run it anew at every replay.
+    ///
+    /// # Errors
+    /// As [`GpuBackend`](crate::GpuBackend) says; the span is then in no sum.
+    pub fn end(mut self) -> Result<()> {
+        self.finish()
+    }
+
+    /// Gives the span up: nothing is timed, and it is in no sum. Does not block.
+    pub fn cancel(mut self) {
+        let start = core::mem::take(&mut self.start);
+        if start != 0 {
+            self.backend.timing().state.lock().spare.push(start);
+        }
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        match core::mem::take(&mut self.start) {
+            0 => Ok(()),
+            start => self.backend.end_span(&self.name, self.stream, start),
+        }
+    }
+}
+
+impl Drop for TimingSpan<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.finish() {
+            tracing::debug!("span {:?} is lost: {error:#}", self.name);
+        }
+    }
+}
+
+impl fmt::Debug for TimingSpan<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TimingSpan")
+            .field("name", &self.name)
+            .field("stream", &format_args!("{:#x}", self.stream))
+            .field("is_recording", &self.is_recording())
+            .finish_non_exhaustive()
+    }
+}
+
+impl MetraleCudaBackend {
+    /// Begins a span on a stream: an event behind what is queued there so far. Does not block. While spans are switched
+    /// off, as they are at first, it costs one relaxed load and times nothing; nor does it during a capture of the stream,
+    /// or without the feature `timing`.
+    ///
+    /// # Errors
+    /// As [`GpuBackend`](crate::GpuBackend) says.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use metrale_cuda_backend::MetraleCudaBackend;
+    /// # use metrale_driver_sim::{Profile, SimDriver};
+    /// # let backend = MetraleCudaBackend::builder().driver(Arc::new(SimDriver::new(Profile::h200()))).build()?;
+    /// # let data = backend.alloc(1 << 20)?;
+    /// let spans = metrale_telemetry::run_metrics::process().spans();
+    /// spans.set_enabled(true);
+    /// let span = backend.span("clear", backend.stream())?;
+    /// backend.memset_async(data, 0, 1 << 20, backend.stream())?;
+    /// span.end()?;
+    /// // Later, as often as convenient: what has passed is read, nothing is waited for.
+    /// # backend.synchronize_stream(backend.stream())?;
+    /// assert_eq!(backend.harvest_spans()?.read, 1);
+    /// assert_eq!(&*spans.rows()[0].name, "clear");
+    /// # backend.free(data)?;
+    /// # Ok::<(), anyhow::Error>(())
+    /// ```
+    pub fn span(&self, name: impl Into<Arc<str>>, stream: u64) -> Result<TimingSpan<'_>> {
+        let name = name.into();
+        let mut span = TimingSpan { backend: self, name, stream, start: 0 };
+        if !TIMES_SPANS || !run_metrics::process().spans().is_enabled() {
+            return Ok(span);
+        }
+        self.bound("beginning a span")?;
+        if self.is_capturing_or_cannot_tell(stream) {
+            return Ok(span);
+        }
+        span.start = self.mark(stream).doing(|| format!("beginning span {:?}", span.name))?;
+        Ok(span)
+    }
+
+    /// Adds the times of all spans that have passed to the sums in [`metrale_telemetry::run_metrics`]. Does not block:
+    /// asks for events and waits for none. Allowed during a capture, whose spans are not recorded.
+    ///
+    /// # Errors
+    /// As [`GpuBackend`](crate::GpuBackend) says.
+    pub fn harvest_spans(&self) -> Result<SpanHarvest> {
+        self.bound("reading spans")?;
+        Ok(self.harvest(&mut self.timing().state.lock()))
+    }
+
+    fn harvest(&self, state: &mut State) -> SpanHarvest {
+        let totals = run_metrics::process().spans();
+        let harvest = state.pending.harvest(totals, |pair| self.has_ended(*pair), |pair| self.between(*pair));
+        for (name, error) in &harvest.failed {
+            tracing::debug!("span {name:?} is lost: {error}");
+        }
+        for (start, end) in harvest.handles {
+            state.spare.extend([start, end]);
+        }
+        SpanHarvest {
+            read: harvest.read,
+            failed: harvest.failed.len() + harvest.invalid,
+            pending: state.pending.len(),
+            refused: state.pending.refused(),
+        }
+    }
+
+    fn end_span(&self, name: &Arc<str>, stream: u64, start: CUevent) -> Result<()> {
+        let bound = self.bound("ending a span");
+        if bound.is_err() || self.is_capturing_or_cannot_tell(stream) {
+            self.timing().state.lock().spare.push(start);
+            return bound;
+        }
+        let end = match self.mark(stream) {
+            Ok(end) => end,
+            Err(error) => {
+                self.timing().state.lock().spare.push(start);
+                return Err(error).doing(|| format!("ending span {name:?}"));
+            }
+        };
+        let mut state = self.timing().state.lock();
+        if state.pending.len() == PENDING_LIMIT {
+            self.harvest(&mut state);
+        }
+        if let Err(full) = state.pending.push(stream, Arc::clone(name), (start, end)) {
+            state.spare.extend([full.0.0, full.0.1]);
+        }
+        Ok(())
+    }
+
+    /// An event that keeps time, recorded behind what is queued on a stream.
+    fn mark(&self, stream: u64) -> Result<CUevent, DriverError> {
+        let spare = self.timing().state.lock().spare.pop();
+        let event = match spare {
+            Some(event) => event,
+            None => {
+                let mut event = 0;
+                // SAFETY: the result pointer is a local.
+                unsafe { ask!(self.driver(), cuEventCreate(&mut event, CU_EVENT_DEFAULT)) }?;
+                event
+            }
+        };
+        // SAFETY: no memory is passed; the event is the backend's own and nobody else uses it now.
+        let recorded = unsafe { ask!(self.driver(), cuEventRecord(event, stream)) };
+        if recorded.is_err() {
+            self.timing().state.lock().spare.push(event);
+        }
+        recorded.map(|()| event)
+    }
+
+    fn has_ended(&self, (_, end): Pair) -> Result<bool, DriverError> {
+        // SAFETY: no memory is passed; the event is the backend's own.
+        match unsafe { ask!(self.driver(), cuEventQuery(end)) } {
+            Err(error) if error.status == CUDA_ERROR_NOT_READY => Ok(false),
+            answer => answer.map(|()| true),
+        }
+    }
+
+    fn between(&self, (start, end): Pair) -> Result<f32, DriverError> {
+        let mut milliseconds = 0.0;
+        // SAFETY: the result pointer is a local; the events are the backend's own.
+        unsafe { ask!(self.driver(), cuEventElapsedTime(&mut milliseconds, start, end)) }?;
+        Ok(milliseconds)
+    }
+
+    /// Destroys all events, at the end of the backend. The context is current and sound.
+    pub(crate) fn end_timing(&self) {
+        let mut state = self.timing().state.lock();
+        let pending = state.pending.drain();
+        let events = pending.into_iter().flat_map(|(start, end)| [start, end]);
+        let mut kept = None;
+        for event in events.chain(core::mem::take(&mut state.spare)) {
+            // SAFETY: no memory is passed; the event is the backend's own, and this is the last use of it.
+            kept = kept.or(unsafe { ask!(self.driver(), cuEventDestroy_v2(event)) }.err());
+        }
+        if let Some(error) = kept {
+            tracing::debug!("events of spans stay until the context goes: {error}");
+        }
+    }
+}
