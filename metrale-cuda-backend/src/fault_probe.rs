@@ -153,15 +153,20 @@ pub(crate) fn noted(driver: &dyn DriverApi, answer: Result<(), DriverError>) -> 
 fn trip_current(driver: &dyn DriverApi, error: DriverError) {
     let mut context: CUcontext = 0;
     // SAFETY: the result pointer is a local.
-    if unsafe { driver.cuCtxGetCurrent(&mut context) } != 0 || context == 0 {
-        return;
-    }
+    let is_known = unsafe { driver.cuCtxGetCurrent(&mut context) } == 0 && context != 0;
     let addr = address_of(driver);
     let latches = LATCHES.lock();
-    let found = latches
-        .iter()
-        .find(|entry| entry.is_of(addr) && entry.latch.context.load(Ordering::Relaxed) == context)
-        .map(|entry| Arc::clone(&entry.latch));
+    let of_driver: Vec<_> = latches.iter().filter(|entry| entry.is_of(addr)).collect();
+    let found = match &of_driver[..] {
+        // A driver with one device leaves no doubt, even where it does not say which context is current.
+        [only] if !is_known => Some(*only),
+        several => several
+            .iter()
+            .copied()
+            .find(|entry| is_known && entry.latch.context.load(Ordering::Relaxed) == context),
+    }
+    .map(|entry| Arc::clone(&entry.latch));
+    drop(of_driver);
     drop(latches);
     // With no lock held: what logs may do anything.
     if let Some(latch) = found {

@@ -45,6 +45,8 @@
 //! * `ledger` (on): keeps the ledger. Without it the same methods exist and the reads answer zero.
 //! * `timing` (on): spans of device time. Without it every span is inert.
 //! * `sim` (off): `builder().software(profile)`, the driver in software.
+//! * `cudarc` (off): `MetraleCudaBackend::adopt` puts cudarc's allocations on the ledger; context and stream are shared by
+//!   the host, see `metrale_registry`.
 //! * `metrale_scale` (off): builds for AMD's SCALE toolchain.
 
 mod backend;
@@ -92,6 +94,8 @@ pub use metrale_registry::{
 };
 pub use n_tile::NTileError;
 pub use op_cache::Scratch;
+#[allow(unused_imports, reason = "what there is depends on the features")]
+pub use parts::*;
 pub use stream::LEGACY_STREAM;
 pub use timing::{SpanHarvest, TimingSpan};
 

@@ -7,6 +7,13 @@ pub(crate) const KEEPS_LEDGER: bool = cfg!(feature = "ledger");
 /// Whether spans are timed; without it every span is inert.
 pub(crate) const TIMES_SPANS: bool = cfg!(feature = "timing");
 
+/// Where cudarc's allocations come in.
+#[cfg(feature = "cudarc")]
+#[path = "cudarc.rs"]
+mod adopted;
+#[cfg(feature = "cudarc")]
+pub use adopted::{AdoptError, Adopted};
+
 /// Where the driver in software comes in.
 #[cfg(feature = "sim")]
 mod software {

@@ -19,6 +19,9 @@
 //! It allocates no device memory, keeps no books and knows no policy: whether a device runs a target, and which
 //! kernels a model must have, is for the layers above.
 //!
+//! # Features
+//! * `cudarc` (off): `CudaHost::cudarc_context` and its kin, the same primary context and stream as cudarc objects.
+//!
 //! # Example
 //! ```
 //! use std::sync::Arc;
@@ -45,6 +48,8 @@
 
 mod advice;
 mod call;
+#[cfg(feature = "cudarc")]
+mod cudarc;
 mod device;
 mod error;
 mod host;
@@ -57,6 +62,8 @@ mod teardown;
 mod visible_devices;
 
 pub use advice::{advice, is_teardown_noop};
+#[cfg(feature = "cudarc")]
+pub use cudarc::CudarcError;
 pub use device::{DeviceFacts, device_count};
 pub use error::{ModuleLoadError, RegistryError, ReleaseError};
 pub use host::{CudaHost, HostError};

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Allocations of cudarc on the ledger. Feature `cudarc`.
+
+use core::fmt;
+use core::ops::{Deref, DerefMut};
+use std::panic::Location;
+
+use anyhow::Error;
+use cudarc::driver::{CudaSlice, DevicePtr as _};
+use metrale_ledger::{AllocKind, Whois};
+
+use crate::backend::MetraleCudaBackend;
+use crate::error::LedgerConflict;
+use crate::gpu::DevicePtr;
+
+/// A slice that the ledger does not take in, given back as it was.
+pub struct AdoptError<T> {
+    /// The slice.
+    pub slice: CudaSlice<T>,
+    /// Why: it is of another context, or the ledger holds its memory already.
+    pub cause: Error,
+}
+
+impl<T> fmt::Debug for AdoptError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdoptError").field("cause", &self.cause).finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Display for AdoptError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a slice of cudarc's is not taken in: {}", self.cause)
+    }
+}
+
+impl<T> core::error::Error for AdoptError<T> {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        Some(&*self.cause)
+    }
+}
+
+/// A slice of cudarc's while it is on the ledger; from [`MetraleCudaBackend::adopt`]. Derefs to the
+/// slice; dropping it takes it off and lets cudarc free it.
+///
+/// It is written down as an arena, for cudarc is its owner: a sweep does not take it. cudarc allocates from the device's
+/// memory pool where there is one, and a pool keeps pages by rules of its own, so that what the driver keeps for it is not
+/// what the ledger's `arena_resident_bytes` says.
+pub struct Adopted<'backend, T> {
+    // In this order: it leaves the ledger before cudarc frees it, for the driver may hand the address to another thread at
+    // once.
+    entry: LedgerEntry<'backend>,
+    slice: CudaSlice<T>,
+}
+
+/// The line on the ledger, taken off when this is dropped.
+struct LedgerEntry<'backend> {
+    backend: &'backend MetraleCudaBackend,
+    ptr: DevicePtr,
+}
+
+impl Drop for LedgerEntry<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.backend.book().forget(self.ptr.0, AllocKind::Arena) {
+            tracing::error!("an allocation of cudarc's left the ledger before it was let go of: {error}");
+        }
+    }
+}
+
+impl<T> Adopted<'_, T> {
+    /// Where it lies: for our copies and launches, which know its size from now on.
+    #[must_use]
+    pub const fn ptr(&self) -> DevicePtr {
+        self.entry.ptr
+    }
+
+    /// Takes it off the ledger and gives cudarc's slice back.
+    #[must_use = "the slice is freed when it is dropped"]
+    pub fn let_go(self) -> CudaSlice<T> {
+        let Self { entry, slice } = self;
+        drop(entry);
+        slice
+    }
+}
+
+impl<T> Deref for Adopted<'_, T> {
+    type Target = CudaSlice<T>;
+
+    fn deref(&self) -> &CudaSlice<T> {
+        &self.slice
+    }
+}
+
+impl<T> DerefMut for Adopted<'_, T> {
+    fn deref_mut(&mut self) -> &mut CudaSlice<T> {
+        &mut self.slice
+    }
+}
+
+impl<T> fmt::Debug for Adopted<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Adopted").field("ptr", &self.ptr()).finish_non_exhaustive()
+    }
+}
+
+impl MetraleCudaBackend {
+    /// Puts an allocation of cudarc's on the ledger, under the caller's line and the thread's scope, until the returned
+    /// value is dropped or [let go of](Adopted::let_go). cudarc stays its owner. Does not block.
+    ///
+    /// # Errors
+    /// [`AdoptError`], with the slice in it: for a slice of another context
+    /// ([`CudarcError`](metrale_registry::CudarcError)), or memory that the ledger holds already ([`LedgerConflict`]).
+    #[track_caller]
+    pub fn adopt<T>(&self, slice: CudaSlice<T>) -> Result<Adopted<'_, T>, AdoptError<T>> {
+        let site = Location::caller();
+        if let Err(error) = self.host().is_context_of(slice.context()) {
+            return Err(AdoptError { slice, cause: error.into() });
+        }
+        let bytes = slice.num_bytes();
+        let addr = slice.device_ptr(slice.stream()).0;
+        // Asked first, since a record over a live one would take its place.
+        let last = addr.saturating_add((bytes as u64).saturating_sub(1));
+        let held = [addr, last].into_iter().find_map(|at| match self.book().whois(at) {
+            whois @ Whois::Live { .. } => Some(whois.to_string()),
+            _ => None,
+        });
+        if let Some(reason) = held {
+            return Err(AdoptError { slice, cause: LedgerConflict { addr, bytes, reason }.into() });
+        }
+        if let Err(misuse) = self.book().record(addr, bytes, AllocKind::Arena, site) {
+            let reason = misuse.to_string();
+            return Err(AdoptError { slice, cause: LedgerConflict { addr, bytes, reason }.into() });
+        }
+        Ok(Adopted { entry: LedgerEntry { backend: self, ptr: DevicePtr(addr) }, slice })
+    }
+}
