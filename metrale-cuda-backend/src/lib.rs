@@ -94,7 +94,7 @@ pub use metrale_registry::{
 };
 pub use n_tile::NTileError;
 pub use op_cache::Scratch;
-#[allow(unused_imports, reason = "what there is depends on the features")]
+#[allow(unused_imports, unreachable_pub, reason = "what there is depends on the features")]
 pub use parts::*;
 pub use stream::LEGACY_STREAM;
 pub use timing::{SpanHarvest, TimingSpan};

@@ -135,6 +135,8 @@ on_both_drivers! {
             (launch([1, 1, 1], [2048, 1, 1], 0).unwrap_err(), "2048 threads"),
             (launch([0, 1, 1], [1, 1, 1], 0).unwrap_err(), "a dimension is 0"),
             (launch([3, 2, 1], [1, 1, 1], 1 << 20).unwrap_err(), "1048576 bytes"),
+            (launch([1, 1, 1], [1, 1, 65], 0).unwrap_err(), "65 threads a block along z, where the device gives 64"),
+            (launch([1, 65_536, 1], [1, 1, 1], 0).unwrap_err(), "65536 blocks along y, where the device gives 65535"),
         ] {
             assert_eq!(remedy(&error), Some(Remedy::FixCall));
             let refused = error.downcast_ref::<LaunchError>().expect("typed");

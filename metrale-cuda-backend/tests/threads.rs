@@ -6,8 +6,10 @@ mod common;
 use std::sync::Arc;
 use std::thread;
 
-use common::{KIB, MIB, backend};
-use metrale_cuda_backend::{GpuBackend, NotBound, Remedy, remedy};
+use common::{KERNELS, KIB, MIB, backend, sim_with_kernels};
+use metrale_cuda_backend::{
+    BackendConfig, DriverApi, GpuBackend, KernelLaunch, MetraleCudaBackend, NotBound, Remedy, remedy,
+};
 use metrale_driver_sim::{Profile, SimDriver, on_both_drivers};
 
 fn is_shareable<T: Send + Sync>() {}
@@ -22,7 +24,104 @@ fn the_backend_and_its_handles_are_send_and_sync() {
     is_shareable::<metrale_cuda_backend::KernelLaunch>();
 }
 
+fn with_kernels(driver: Arc<dyn DriverApi>) -> MetraleCudaBackend {
+    MetraleCudaBackend::builder()
+        .driver(driver)
+        .modules(&[("kernels", KERNELS)])
+        .config(BackendConfig::default())
+        .build()
+        .unwrap()
+}
+
 on_both_drivers! {
+    many_threads_launch_on_streams_of_their_own(driver; sim: sim_with_kernels()) {
+        let backend = with_kernels(driver);
+        let words = 4096_u32;
+        let shared = backend.alloc(4 * 4 * words as usize).unwrap();
+        thread::scope(|scope| {
+            for seed in 0..4_u32 {
+                let (backend, face) = (&backend, &backend as &dyn GpuBackend);
+                scope.spawn(move || {
+                    backend.bind_to_thread().unwrap();
+                    let stream = backend.create_stream().unwrap();
+                    // Looked up by all at once.
+                    let fill = backend.kernel("kernels", "fill").unwrap();
+                    let own = backend.alloc(4 * words as usize).unwrap();
+                    let part = shared.offset(u64::from(4 * words * seed));
+                    for round in 0..50_u32 {
+                        let value = round << 8 | seed;
+                        for out in [own, part] {
+                            let mut launch = KernelLaunch::new(fill)
+                                .grid([words / 256, 1, 1])
+                                .block([256, 1, 1])
+                                .ptr(out)
+                                .u32(value)
+                                .u32(words);
+                            // SAFETY: the arguments are the kernel's parameters; the words are this thread's own.
+                            unsafe { launch.on_stream(face, stream) }.unwrap();
+                        }
+                        let mut back = vec![0; 4 * words as usize];
+                        backend.copy_d2h_on_stream(own, &mut back, stream).unwrap();
+                        assert!(
+                            back.chunks_exact(4).all(|word| word == value.to_ne_bytes()),
+                            "thread {seed}, round {round}"
+                        );
+                    }
+                    let scratch = backend.op_scratch("sum", 1000, stream).unwrap();
+                    backend.memset_async(scratch.ptr, 0, 1000, stream).unwrap();
+                    backend.free(own).unwrap();
+                    backend.destroy_stream(stream).unwrap();
+                });
+            }
+        });
+        backend.synchronize().unwrap();
+        let mut back = vec![0; 4 * 4 * words as usize];
+        backend.copy_d2h(shared, &mut back).unwrap();
+        for (seed, part) in back.chunks_exact(4 * words as usize).enumerate() {
+            assert!(part.chunks_exact(4).all(|word| word == (49 << 8 | seed as u32).to_ne_bytes()), "{seed}");
+        }
+        backend.free(shared).unwrap();
+        // Each stream's scratch memory went with the stream.
+        assert_eq!(backend.op_scratch_bytes().0, 0);
+        assert_eq!(backend.release_op_cache().unwrap(), 0);
+        backend.ledger_probe().assert_nothing_live();
+    }
+
+    a_thread_that_forgot_launches_nothing(driver; sim: sim_with_kernels()) {
+        let backend = with_kernels(driver);
+        let out = backend.alloc(64).unwrap();
+        backend.memset(out, 0, 64).unwrap();
+        let fill = backend.kernel("kernels", "fill").unwrap();
+        let launch = || {
+            let mut launch = KernelLaunch::new(fill).ptr(out).u32(1).u32(1);
+            // SAFETY: the arguments are the kernel's parameters; it writes one word.
+            unsafe { launch.on_stream(&backend, backend.stream()) }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for error in [
+                    launch().unwrap_err(),
+                    backend.op_scratch("sum", 1, backend.stream()).unwrap_err(),
+                    backend.harvest_spans().unwrap_err(),
+                    backend.copy_peer(out, &backend, out, 1).unwrap_err(),
+                ] {
+                    let error = error.downcast::<NotBound>().expect("typed");
+                    assert!(error.to_string().contains("call bind_to_thread on this thread once"), "{error}");
+                }
+                // A look-up, and a kernel's facts, need no context of the thread's own.
+                assert_eq!(backend.kernel("kernels", "fill").unwrap(), fill);
+                backend.bind_to_thread().unwrap();
+                let mut word = [0; 4];
+                backend.copy_d2h(out, &mut word).unwrap();
+                assert_eq!(word, [0; 4], "nothing was launched");
+                launch().unwrap();
+                backend.copy_d2h(out, &mut word).unwrap();
+                assert_eq!(u32::from_ne_bytes(word), 1);
+            });
+        });
+        backend.free(out).unwrap();
+    }
+
     a_thread_that_forgot_is_told_and_nothing_is_done(driver) {
         let backend = backend(driver);
         let held = backend.alloc(4096).unwrap();

@@ -83,8 +83,12 @@ pub fn advice(error: DriverError) -> Option<&'static str> {
         (_, CUDA_ERROR_INVALID_CONTEXT) => {
             "This thread has no context current. Call bind_to_thread on each thread that did not make the host."
         }
-        (_, CUDA_ERROR_UNSUPPORTED_PTX_VERSION) => {
+        (cuModuleLoadData | cuModuleLoadDataEx, CUDA_ERROR_UNSUPPORTED_PTX_VERSION) => {
             "The PTX is newer than the driver. Update the driver, or compile with an older toolkit."
+        }
+        (_, CUDA_ERROR_UNSUPPORTED_PTX_VERSION) => {
+            "This call compiles nothing: what is newer than the driver is the PTX of another library in this process, whose \
+             work was still under way. Update the driver, or find the library whose first call this follows."
         }
         (cuModuleLoadData | cuModuleLoadDataEx, CUDA_ERROR_NO_BINARY_FOR_GPU) => {
             "The image holds no code for this device. Compile it for the device's architecture, or ship PTX beside \

@@ -4,8 +4,8 @@
 use core::ffi::{c_char, c_int};
 
 use metrale_driver_sys::{
-    CUDA_ERROR_INVALID_VALUE, CUdevice, CUdevice_attribute, CUuuid, DriverApi, DriverError, attribute,
-    image::arch::ComputeCapability,
+    CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
+    CUdevice, CUdevice_attribute, CUuuid, DriverApi, DriverError, attribute, image::arch::ComputeCapability,
 };
 
 use crate::call::ask;
@@ -126,8 +126,29 @@ pub fn device_count(driver: &dyn DriverApi) -> Result<usize, HostError> {
             // SAFETY: the result pointer is a local.
             unsafe { ask!(driver, cuDeviceGetCount(&mut count)) }
         })
-        .map_err(|error| HostError::Start { driver: driver.source(), error })?;
+        .map_err(|error| HostError::Start {
+            driver: driver.source(),
+            error,
+            kernel_module: kernel_module(error),
+        })?;
     Ok(usize::try_from(count).unwrap_or(0))
+}
+
+/// The version of the kernel's side of the driver, for the answers that it does not fit the library.
+fn kernel_module(error: DriverError) -> Option<String> {
+    if !matches!(error.status, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH | CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE)
+    {
+        return None;
+    }
+    std::fs::read_to_string("/proc/driver/nvidia/version").ok().as_deref().and_then(kernel_module_version)
+}
+
+/// The version in the kernel's own words: `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  ...`.
+fn kernel_module_version(text: &str) -> Option<String> {
+    let line = text.lines().find(|line| line.starts_with("NVRM version"))?;
+    let number =
+        |word: &&str| word.contains('.') && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    line.split_whitespace().find(number).map(str::to_owned)
 }
 
 fn attribute_of(
@@ -157,4 +178,28 @@ fn name_of(driver: &dyn DriverApi, device: CUdevice) -> Result<String, DriverErr
     unsafe { ask!(driver, cuDeviceGetName(name.as_mut_ptr().cast::<c_char>(), room, device)) }?;
     let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
     Ok(String::from_utf8_lossy(&name[..end]).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_side_tells_its_version() {
+        for (text, version) in [
+            (
+                "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue Nov 11\nGCC version: gcc 12.2.0\n",
+                Some("580.159.04"),
+            ),
+            (
+                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n",
+                Some("570.86.15"),
+            ),
+            ("GCC version: gcc 12.2.0\n", None),
+            ("NVRM version: none\n", None),
+            ("", None),
+        ] {
+            assert_eq!(kernel_module_version(text).as_deref(), version, "{text}");
+        }
+    }
 }

@@ -32,12 +32,15 @@ pub enum HostError {
     #[error(transparent)]
     NoDriver(Arc<LoadError>),
     /// The driver is there, and does not start.
-    #[error("the driver ({driver}) does not start: {}", Advised(*error))]
+    #[error("the driver ({driver}{}) does not start: {}", KernelModule(kernel_module.as_deref()), Advised(*error))]
     Start {
-        /// Which driver.
+        /// Which driver: the file that was opened.
         driver: String,
         /// Its answer.
         error: DriverError,
+        /// The version of the kernel's side of the driver, where the system tells and the answer is that the two sides do
+        /// not fit each other.
+        kernel_module: Option<String>,
     },
     /// There is no device of that ordinal.
     #[error("there is no device {ordinal}: {}; {visible}", DevicesSeen(*devices))]
@@ -76,6 +79,18 @@ impl HostError {
                 Some(*error)
             }
             Self::NoDriver(_) | Self::OrdinalOutOfRange { .. } => None,
+        }
+    }
+}
+
+/// The version of the kernel's side, where it is known.
+struct KernelModule<'a>(Option<&'a str>);
+
+impl fmt::Display for KernelModule<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(version) => write!(f, ", kernel module {version}"),
+            None => Ok(()),
         }
     }
 }

@@ -6,8 +6,8 @@ use core::fmt;
 use std::collections::HashMap;
 
 use metrale_driver_sys::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, CUfunction, CUfunction_attribute, CUstream,
-    DriverApi, DriverError, function_attribute,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, CUdevice_attribute, CUfunction,
+    CUfunction_attribute, CUstream, DriverApi, DriverError, attribute, function_attribute,
 };
 use parking_lot::RwLock;
 
@@ -57,6 +57,33 @@ pub enum LaunchExcess {
         /// Threads a block of this kernel may have.
         limit: u32,
     },
+    /// A block is too long along one axis.
+    BlockSide {
+        /// `x`, `y` or `z`.
+        axis: char,
+        /// Threads asked for along it.
+        asked: u32,
+        /// Threads that the device gives along it.
+        limit: u32,
+    },
+    /// A grid is too long along one axis.
+    GridSide {
+        /// `x`, `y` or `z`.
+        axis: char,
+        /// Blocks asked for along it.
+        asked: u32,
+        /// Blocks that the device gives along it.
+        limit: u32,
+    },
+    /// The threads of a block take more registers than there are.
+    Registers {
+        /// Threads asked for.
+        threads: u64,
+        /// Registers of each, as the kernel was compiled.
+        each: u32,
+        /// Registers a block may have.
+        limit: u32,
+    },
     /// A block has too much shared memory.
     SharedBytes {
         /// Dynamic bytes asked for.
@@ -95,6 +122,17 @@ impl fmt::Display for LaunchExcess {
             Self::Threads { asked, limit } => {
                 write!(f, "{asked} threads a block, where this kernel may have {limit}")
             }
+            Self::BlockSide { axis, asked, limit } => {
+                write!(f, "{asked} threads a block along {axis}, where the device gives {limit}")
+            }
+            Self::GridSide { axis, asked, limit } => {
+                write!(f, "{asked} blocks along {axis}, where the device gives {limit}")
+            }
+            Self::Registers { threads, each, limit } => write!(
+                f,
+                "{threads} threads a block of {each} registers each, where a block may have {limit} registers: launch smaller \
+                 blocks, or compile the kernel for them (maxntid, maxnreg)"
+            ),
             Self::SharedBytes { dynamic, fixed, limit } => {
                 let sum = u64::from(dynamic) + u64::from(fixed);
                 write!(
@@ -222,47 +260,124 @@ pub(crate) fn excess_of(
     if !matches!(error.status, CUDA_ERROR_INVALID_VALUE | CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES) {
         return None;
     }
+    let of_device = |which, otherwise| {
+        let mut value = 0;
+        // SAFETY: the result pointer is a local.
+        let answer = unsafe { ask!(driver, cuDeviceGetAttribute(&mut value, which, facts.device)) };
+        // A driver that does not say, or says nonsense, sets no limit here; its refusal stands all the same.
+        answer.ok().and_then(|()| u32::try_from(value).ok()).filter(|&value| value > 0).unwrap_or(otherwise)
+    };
+    let sides = |of: [CUdevice_attribute; 3]| of.map(|which| of_device(which, u32::MAX));
+    use attribute as a;
     // A kernel's own limit is unknown where its handle is wrong: then the device's stands.
     let threads = attribute_of(driver, function, function_attribute::MAX_THREADS_PER_BLOCK)
         .map_or(facts.threads_per_block, |most| most.min(facts.threads_per_block));
-    let fixed = attribute_of(driver, function, function_attribute::SHARED_SIZE_BYTES).unwrap_or(0);
-    excess(shape, threads, fixed, facts.shared_bytes_per_block_optin)
+    let limits = Limits {
+        grid: sides([a::MAX_GRID_DIM_X, a::MAX_GRID_DIM_Y, a::MAX_GRID_DIM_Z]),
+        block: sides([a::MAX_BLOCK_DIM_X, a::MAX_BLOCK_DIM_Y, a::MAX_BLOCK_DIM_Z]),
+        threads,
+        shared_bytes: facts.shared_bytes_per_block_optin,
+        registers: of_device(a::MAX_REGISTERS_PER_BLOCK, u32::MAX),
+    };
+    let fixed_shared = attribute_of(driver, function, function_attribute::SHARED_SIZE_BYTES).unwrap_or(0);
+    let registers = attribute_of(driver, function, function_attribute::NUM_REGS).unwrap_or(0);
+    excess(shape, fixed_shared, registers, limits)
 }
 
-fn excess(shape: Shape, threads: u32, fixed: u32, shared_limit: u32) -> Option<LaunchExcess> {
+/// What device and kernel give.
+#[derive(Clone, Copy)]
+struct Limits {
+    grid: [u32; 3],
+    block: [u32; 3],
+    threads: u32,
+    shared_bytes: u32,
+    registers: u32,
+}
+
+fn excess(shape: Shape, fixed_shared: u32, registers: u32, limits: Limits) -> Option<LaunchExcess> {
     if shape.grid.contains(&0) || shape.block.contains(&0) {
         return Some(LaunchExcess::ZeroDimension);
     }
-    let asked = shape.block.iter().fold(1_u64, |product, &side| product.saturating_mul(u64::from(side)));
-    if asked > u64::from(threads) {
-        return Some(LaunchExcess::Threads { asked, limit: threads });
+    let too_long = |sides: [u32; 3], limits: [u32; 3]| {
+        let sides = ['x', 'y', 'z'].into_iter().zip(sides.into_iter().zip(limits));
+        sides
+            .filter(|(_, (asked, limit))| asked > limit)
+            .map(|(axis, (asked, limit))| (axis, asked, limit))
+            .next()
+    };
+    // All sides may be within bounds and the block still too large; that is told first, for it is what is usually meant.
+    let threads = shape.block.iter().fold(1_u64, |product, &side| product.saturating_mul(u64::from(side)));
+    if threads > u64::from(limits.threads) {
+        return Some(LaunchExcess::Threads { asked: threads, limit: limits.threads });
+    }
+    if let Some((axis, asked, limit)) = too_long(shape.block, limits.block) {
+        return Some(LaunchExcess::BlockSide { axis, asked, limit });
+    }
+    if let Some((axis, asked, limit)) = too_long(shape.grid, limits.grid) {
+        return Some(LaunchExcess::GridSide { axis, asked, limit });
     }
     let dynamic = shape.shared_bytes;
-    (u64::from(dynamic) + u64::from(fixed) > u64::from(shared_limit)).then_some(LaunchExcess::SharedBytes {
-        dynamic,
-        fixed,
-        limit: shared_limit,
+    if u64::from(dynamic) + u64::from(fixed_shared) > u64::from(limits.shared_bytes) {
+        return Some(LaunchExcess::SharedBytes { dynamic, fixed: fixed_shared, limit: limits.shared_bytes });
+    }
+    // Registers are given to whole warps.
+    let taken = threads.next_multiple_of(WARP_THREADS).saturating_mul(u64::from(registers));
+    (taken > u64::from(limits.registers)).then_some(LaunchExcess::Registers {
+        threads,
+        each: registers,
+        limit: limits.registers,
     })
 }
+
+/// Threads of a warp, on every device so far.
+const WARP_THREADS: u64 = 32;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const H200_SHARED: u32 = 227 << 10;
+    const H200: Limits = Limits {
+        grid: [i32::MAX as u32, 65_535, 65_535],
+        block: [1024, 1024, 64],
+        threads: 1024,
+        shared_bytes: 227 << 10,
+        registers: 65_536,
+    };
 
     fn of(grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> Option<LaunchExcess> {
-        excess(Shape { grid, block, shared_bytes }, 1024, 1024, H200_SHARED)
+        excess(Shape { grid, block, shared_bytes }, 1024, 32, H200)
     }
 
     #[test]
     fn what_is_too_much_is_told_at_its_limit() {
-        assert_eq!(of([1, 1, 1], [1024, 1, 1], 0), None);
-        assert_eq!(of([1, 0, 1], [1, 1, 1], 0), Some(LaunchExcess::ZeroDimension));
-        assert_eq!(of([1, 1, 1], [32, 33, 1], 0), Some(LaunchExcess::Threads { asked: 1056, limit: 1024 }));
-        assert_eq!(of([1, 1, 1], [1, 1, 1], H200_SHARED - 1024), None);
-        let too_much = LaunchExcess::SharedBytes { dynamic: H200_SHARED, fixed: 1024, limit: H200_SHARED };
-        assert_eq!(of([1, 1, 1], [1, 1, 1], H200_SHARED), Some(too_much));
+        const ONE: [u32; 3] = [1; 3];
+        assert_eq!(of(ONE, [1024, 1, 1], 0), None);
+        assert_eq!(of([1, 0, 1], ONE, 0), Some(LaunchExcess::ZeroDimension));
+        assert_eq!(of(ONE, [32, 33, 1], 0), Some(LaunchExcess::Threads { asked: 1056, limit: 1024 }));
+        assert_eq!(of(ONE, [1, 1, 64], 0), None);
+        let side = LaunchExcess::BlockSide { axis: 'z', asked: 65, limit: 64 };
+        assert_eq!(of(ONE, [1, 1, 65], 0), Some(side));
+        assert_eq!(side.to_string(), "65 threads a block along z, where the device gives 64");
+        assert_eq!(of([i32::MAX as u32, 65_535, 65_535], ONE, 0), None);
+        let side = LaunchExcess::GridSide { axis: 'y', asked: 65_536, limit: 65_535 };
+        assert_eq!(of([1, 65_536, 1], ONE, 0), Some(side));
+        assert_eq!(of(ONE, ONE, H200.shared_bytes - 1024), None);
+        let too_much =
+            LaunchExcess::SharedBytes { dynamic: H200.shared_bytes, fixed: 1024, limit: H200.shared_bytes };
+        assert_eq!(of(ONE, ONE, H200.shared_bytes), Some(too_much));
+    }
+
+    #[test]
+    fn registers_are_counted_for_whole_warps() {
+        let of = |threads, each| {
+            let shape = Shape { grid: [1; 3], block: [threads, 1, 1], shared_bytes: 0 };
+            excess(shape, 0, each, H200)
+        };
+        assert_eq!(of(1024, 64), None);
+        assert_eq!(of(1024, 65), Some(LaunchExcess::Registers { threads: 1024, each: 65, limit: 65_536 }));
+        // 257 threads are nine warps of 32.
+        assert_eq!(of(257, 227), None);
+        assert_eq!(of(257, 228), Some(LaunchExcess::Registers { threads: 257, each: 228, limit: 65_536 }));
     }
 
     #[test]
