@@ -135,7 +135,7 @@ impl<'a> Image<'a> {
             target: ptx.header.targets.last().map(|target| target.name.to_owned()),
             isa: ptx.header.version,
             notes,
-            flaws: ptx.flaws.iter().map(ToString::to_string).collect(),
+            flaws: ptx.flaws.iter().map(ToString::to_string).chain(header_flaws(&ptx)).collect(),
             kernels: owned(ptx.entries().map(|entry| entry.name)),
             globals: owned(ptx.globals().map(|global| global.name)),
             bytes: &bytes[start..],
@@ -184,6 +184,37 @@ impl<'a> Image<'a> {
     }
 }
 
+/// What a header says that no assembler takes, or takes only from a newer one. Read as a text these are no mistakes, so the
+/// reader has no words for them.
+fn header_flaws(ptx: &Ptx<'_>) -> Vec<String> {
+    const OPTIONS: [&str; 4] = ["texmode_unified", "texmode_independent", "debug", "map_f64_to_f32"];
+    let header = &ptx.header;
+    let mut flaws = Vec::new();
+    if header.address_size == Some(32) {
+        let line = header.address_size_line;
+        flaws.push(format!("line {line}: 32-bit PTX is no longer supported: compile for 64-bit addresses"));
+    }
+    let line = header.target_line;
+    for option in header.options.iter().filter(|option| !OPTIONS.contains(option)) {
+        flaws.push(format!("line {line}: unknown target option {option:?}"));
+    }
+    if header.has_option("debug") && !ptx.has_sections {
+        flaws.push(format!("line {line}: target option debug, but there is no debug information (.section)"));
+    }
+    if let Some(sm) = header.target() {
+        if !sm.is_known() {
+            flaws.push(format!("line {line}: {sm} is no architecture that this program knows"));
+        }
+        if let (Some(isa), Some(lowest)) = (header.version, sm.lowest_isa())
+            && isa < lowest
+        {
+            let line = header.version_line;
+            flaws.push(format!("line {line}: {sm} exists only from PTX {lowest} on, and this is PTX {isa}"));
+        }
+    }
+    flaws
+}
+
 /// U+FEFF in UTF-8.
 const BYTE_ORDER_MARK_BYTES: usize = 3;
 
@@ -202,7 +233,7 @@ mod tests {
     use super::*;
 
     const TEXT: &[u8] =
-        b".version 7.10\n.target sm_75, sm_90a\n.address_size 64\n.global .u32 g;\n.visible .entry k() { ret; }\n";
+        b".version 7.10\n.target sm_75, sm_86\n.address_size 64\n.global .u32 g;\n.visible .entry k() { ret; }\n";
 
     fn read(bytes: &[u8]) -> Image<'_> {
         Image::read(bytes).unwrap_or_else(|error| panic!("{error}"))
@@ -219,7 +250,7 @@ mod tests {
     fn a_text_tells_its_target_version_and_names() {
         let image = read(TEXT);
         assert_eq!(image.kind, ImageKind::Ptx);
-        assert_eq!(image.target.as_deref(), Some("sm_90a"), "the last name counts");
+        assert_eq!(image.target.as_deref(), Some("sm_86"), "the last name counts");
         assert_eq!(image.isa, Some(IsaVersion::new(7, 10)));
         assert_eq!((image.kernels, image.globals), (vec!["k".to_owned()], vec!["g".to_owned()]));
         assert!(image.notes.is_empty() && image.flaws.is_empty());
@@ -252,6 +283,43 @@ mod tests {
         assert_eq!(image.kernels, ["k"]);
         let [note] = &*image.notes else { panic!("{:?}", image.notes) };
         assert_eq!(note.to_string(), "31 bytes after a NUL are ignored, with the kernels lost");
+    }
+
+    #[test]
+    fn what_a_header_asks_in_vain_is_told_with_its_line() {
+        for (header, flaw) in [
+            (".version 7.5\n.target sm_75\n.address_size 32\n", "line 3: 32-bit PTX is no longer supported"),
+            (".version 7.5\n.target sm_75, fastmath\n", "line 2: unknown target option \"fastmath\""),
+            (
+                ".version 7.5\n.target sm_75, debug\n",
+                "line 2: target option debug, but there is no debug information",
+            ),
+            (".version 8.0\n.target sm_95\n", "line 2: sm_95 is no architecture that this program knows"),
+            (
+                ".version 7.8\n.target sm_90a\n",
+                "line 1: sm_90a exists only from PTX 8.0 on, and this is PTX 7.8",
+            ),
+            (
+                ".version 8.7\n.target sm_100f\n",
+                "line 1: sm_100f exists only from PTX 8.8 on, and this is PTX 8.7",
+            ),
+        ] {
+            let text = format!("{header}.visible .entry k() {{ ret; }}\n");
+            let image = read(text.as_bytes());
+            assert!(
+                image.flaws.len() == 1 && image.flaws[0].starts_with(flaw),
+                "{header}: {:?}",
+                image.flaws
+            );
+        }
+        for header in [
+            ".version 8.0\n.target sm_90a\n.address_size 64\n",
+            ".version 7.5\n.target sm_75, texmode_independent\n",
+            ".version 1.4\n.target sm_10, map_f64_to_f32\n",
+        ] {
+            let text = format!("{header}.visible .entry k() {{ ret; }}\n");
+            assert_eq!(read(text.as_bytes()).flaws, Vec::<String>::new(), "{header}");
+        }
     }
 
     #[test]
