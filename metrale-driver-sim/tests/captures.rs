@@ -360,7 +360,7 @@ on_both_drivers! {
                 made.extend(memory.ok());
                 status(memory)
             };
-            let mut twice = |name: &str, call: &mut dyn FnMut(usize) -> i32| {
+            let twice = |name: &str, call: &mut dyn FnMut(usize) -> i32| {
                 assert_eq!((cuda.capture_begin(scene.s, mode), cuda.nothing(scene.nothing, scene.s)), (0, 0));
                 let (expected, state) = if refused { (900, 2) } else { (0, 1) };
                 assert_eq!(call(0), expected, "{name}, mode {mode}");
