@@ -5,6 +5,7 @@ use std::fmt;
 use std::io::{self, Write};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
 
 /// The program's outputs. Tests give it buffers.
 pub struct Console<'a> {
@@ -26,6 +27,14 @@ impl<'a> Console<'a> {
     pub fn answer(&mut self, text: impl fmt::Display) -> io::Result<()> {
         writeln!(self.out, "{text}")?;
         self.out.flush()
+    }
+
+    /// Prints the command's answer, as JSON or as text.
+    ///
+    /// # Errors
+    /// As [`answer`](Self::answer).
+    pub fn answer_as(&mut self, json: bool, answer: &(impl fmt::Display + Serialize)) -> io::Result<()> {
+        if json { self.answer(serde_json::to_string_pretty(answer)?) } else { self.answer(answer) }
     }
 
     /// Prints a remark or an error. Nothing is left to say where that output is closed.

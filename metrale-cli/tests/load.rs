@@ -280,3 +280,12 @@ fn help_version_and_the_catalogue_are_answers() {
     assert_eq!(list.exit, Exit::Done);
     assert!(list.out.lines().any(|line| line == "qwen3-next"), "{}", list.out);
 }
+
+#[test]
+fn a_failure_before_the_first_tensor_is_json_too() {
+    let ended = metrale(["load", "--model", "gpt2", "--driver", "sim", "--device", "7", "--json"]);
+    assert_eq!(ended.exit, Exit::Failed);
+    let json = ended.json();
+    assert_eq!(json["error"]["kind"], "failed");
+    assert!(json["error"]["message"].as_str().unwrap().contains("device 7"), "{json}");
+}
