@@ -181,7 +181,7 @@ fn a_context_that_ended_is_told_from_none_and_can_be_made_anew() {
     assert_eq!(status(cuda.alloc(1)), 709);
     assert_eq!(cuda.retain(0), Ok(context));
     assert_eq!(cuda.free(address), 1, "its memory is gone");
-    assert_eq!((cuda.stream_sync(stream), cuda.event_query(event)), (400, 400));
+    assert_eq!((cuda.stream_sync(stream), cuda.event_query(event)), (400, 709));
     assert_eq!(guard.memory_info().unwrap().0, 149_557_477_376);
     drop(guard);
 }

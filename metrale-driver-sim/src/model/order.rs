@@ -44,7 +44,14 @@ impl Model {
                 Ok(stream)
             }
             _ => {
-                let stream = self.streams.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+                let Some(stream) = self.streams.get(handle) else {
+                    let what =
+                        if self.handles.was_taken(Kind::Stream, handle) { "destroyed" } else { "invented" };
+                    self.diagnose(format!(
+                        "{handle:#x} is a stream that was {what}: a real driver crashes here"
+                    ));
+                    return Err(CUDA_ERROR_INVALID_HANDLE);
+                };
                 if !matches!(stream.kind, StreamKind::Blocking | StreamKind::NonBlocking) {
                     return Err(CUDA_ERROR_INVALID_HANDLE);
                 }
@@ -263,9 +270,12 @@ impl Model {
 
     fn event(&self, handle: u64) -> Result<&Event, CUresult> {
         self.context()?;
-        let event = self.events.get(&handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-        self.alive(event.device)?;
-        Ok(event)
+        match self.events.get(&handle) {
+            Some(event) => self.alive(event.device).map(|_| event),
+            // Measured: an event that was destroyed is told from a handle that never was one.
+            None if self.handles.was_taken(Kind::Event, handle) => Err(CUDA_ERROR_CONTEXT_IS_DESTROYED),
+            None => Err(CUDA_ERROR_INVALID_HANDLE),
+        }
     }
 
     /// Waiting for the legacy stream waits for the blocking streams too, and its end comes behind theirs only once
