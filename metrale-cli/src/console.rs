@@ -42,6 +42,12 @@ impl<'a> Console<'a> {
         let _ = writeln!(self.err, "metrale: {text}");
     }
 
+    /// Prints what is wrong with the command line, in the words of its parser.
+    pub fn usage(&mut self, text: impl fmt::Display) {
+        // As for a remark.
+        let _ = write!(self.err, "{text}");
+    }
+
     /// A bar that counts bytes; it shows on a terminal only.
     pub fn byte_bar(&self, total_bytes: u64) -> ProgressBar {
         let target = if self.watched { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };

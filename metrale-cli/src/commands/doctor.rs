@@ -24,7 +24,7 @@ pub fn run(args: &DoctorArgs, console: &mut Console<'_>) -> Exit {
         Err(error) => DoctorReport::without_driver(error.to_string()),
     };
     let printed = console.answer_as(args.json, &report);
-    if report.usable { answered(printed) } else { Exit::Failed }
+    if report.usable { answered(printed, console) } else { Exit::Failed }
 }
 
 /// Asks a driver for all it has, as far as it answers.

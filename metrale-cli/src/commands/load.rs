@@ -9,21 +9,21 @@ use metrale_ledger::Snapshot;
 
 use crate::args::LoadArgs;
 use crate::model::{Catalogue, ModelInput, Shown, TensorSpec, scope_of};
-use crate::render::load::{LoadFailure, LoadReport, Shortage};
+use crate::render::load::{LoadFailure, LoadReport, ModelNames, Shortage};
 use crate::{Console, Exit, answered};
 
 /// Runs the command.
 pub fn run(args: &LoadArgs, console: &mut Console<'_>) -> Exit {
     if args.list_models {
-        return list_models(console);
+        return list_models(args.json, console);
     }
     let input = match ModelInput::open(&args.files, args.model.as_deref()) {
         Ok(input) => input,
-        Err(error) => {
-            console.remark(&error);
-            return Exit::BadInput;
-        }
+        Err(error) => return failed(args, LoadFailure::of_input(args, &error), console),
     };
+    if input.files().is_empty() && args.verify > 0 {
+        console.remark("--verify has nothing to compare: a catalogue model has no data");
+    }
     for remark in input.remarks() {
         console.remark(remark);
     }
@@ -34,25 +34,28 @@ pub fn run(args: &LoadArgs, console: &mut Console<'_>) -> Exit {
             if let Some(shortage) = &report.error {
                 console.remark(&shortage.message);
             }
-            if exit == Exit::Done { answered(printed) } else { exit }
+            if exit == Exit::Done { answered(printed, console) } else { exit }
         }
-        Err(error) => {
-            let failure = LoadFailure::new(&input, &error);
-            console.remark(&failure);
-            if args.json {
-                // The error is said already; a closed output changes nothing.
-                let _ = console.answer_as(true, &failure);
-            }
-            failure.exit()
-        }
+        Err(error) => failed(args, LoadFailure::new(&input, &error), console),
     }
 }
 
-fn list_models(console: &mut Console<'_>) -> Exit {
+/// Says why there is no account.
+fn failed(args: &LoadArgs, failure: LoadFailure, console: &mut Console<'_>) -> Exit {
+    console.remark(&failure);
+    if args.json {
+        // The error is said already; a closed output changes nothing.
+        let _ = console.answer_as(true, &failure);
+    }
+    failure.exit()
+}
+
+fn list_models(json: bool, console: &mut Console<'_>) -> Exit {
     match Catalogue::embedded() {
         Ok(catalogue) => {
-            let names: Vec<_> = catalogue.names().map(str::to_owned).collect();
-            answered(console.answer(names.join("\n")))
+            let printed =
+                console.answer_as(json, &ModelNames(catalogue.names().map(str::to_owned).collect()));
+            answered(printed, console)
         }
         Err(error) => {
             console.remark(error);
@@ -157,6 +160,7 @@ fn fill<'input>(
         let at = backend.alloc(bytes).with_context(about)?;
         held.push(Held { tensor, at });
         if let (Some(uploader), Some(data)) = (uploader.as_deref_mut(), input.data(tensor)) {
+            input.check_whole(tensor)?;
             uploader.upload(data, at).with_context(about)?;
         }
         bar.inc(tensor.bytes);

@@ -9,9 +9,12 @@ use metrale_ledger::{ByteSize, LabelRow, SiteRow};
 use serde::Serialize;
 
 use crate::Exit;
+use crate::args::LoadArgs;
 use crate::commands::load::Moment;
-use crate::model::ModelInput;
+use crate::model::{InputError, ModelInput, ShownPath};
 
+/// The `kind` of an error that another input would mend.
+const BAD_INPUT: &str = "bad_input";
 /// The `kind` of an error that memory would mend.
 const OUT_OF_MEMORY: &str = "out_of_memory";
 
@@ -190,18 +193,18 @@ impl fmt::Display for LoadReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = if self.error.is_some() { "did not fit" } else { "loaded" };
         writeln!(f, "{} {state} on device {} ({}; {})", self.model, self.ordinal, self.device, self.driver)?;
-        write!(f, "{} tensors", self.tensors)?;
+        write!(f, "{}", Count(self.tensors as u64, "tensor"))?;
         if self.empty_tensors > 0 {
             write!(f, ", {} of them empty", self.empty_tensors)?;
         }
-        write!(f, ", {} allocations in {:.3} s; ", self.allocations, self.seconds)?;
+        write!(f, ", {} in {:.3} s; ", Count(self.allocations, "allocation"), self.seconds)?;
         if self.bytes_copied == 0 {
             writeln!(f, "nothing copied")?;
         } else {
             writeln!(f, "{} copied", ByteSize(self.bytes_copied))?;
         }
         if self.verified_tensors > 0 {
-            writeln!(f, "{} tensors copied back equal the file", self.verified_tensors)?;
+            writeln!(f, "{} copied back as in the file", Count(self.verified_tensors as u64, "tensor"))?;
         }
         writeln!(f, "\n{}\n", self.ledger_report.trim_end())?;
 
@@ -220,7 +223,27 @@ impl fmt::Display for LoadReport {
             self.device_free_bytes as i64,
             &format!(" of {}", ByteSize(self.device_total_bytes)),
         )?;
-        write!(f, "after freeing all, a sweep found {} allocations", self.swept_allocations)
+        write!(f, "after freeing all, a sweep found {}", Count(self.swept_allocations as u64, "allocation"))
+    }
+}
+
+/// A number of things, in the singular for one.
+struct Count(u64, &'static str);
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}{}", self.0, self.1, if self.0 == 1 { "" } else { "s" })
+    }
+}
+
+/// What `metrale load --list-models` answers.
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+pub struct ModelNames(pub Vec<String>);
+
+impl fmt::Display for ModelNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("\n"))
     }
 }
 
@@ -236,13 +259,19 @@ pub struct LoadFailure {
 /// Why there is no account.
 #[derive(Debug, Serialize)]
 pub struct Failure {
-    /// `out_of_memory` where the context or the pinned buffers found no room, else `failed`.
+    /// `bad_input`; `out_of_memory` where the context or the pinned buffers found no room; else `failed`.
     pub kind: &'static str,
     /// The whole answer, for people.
     pub message: String,
 }
 
 impl LoadFailure {
+    pub(crate) fn of_input(args: &LoadArgs, error: &InputError) -> Self {
+        let files = args.files.iter().map(|path| ShownPath(path).to_string()).collect::<Vec<_>>();
+        let model = args.model.clone().unwrap_or_else(|| files.join(", "));
+        Self { model, error: Failure { kind: BAD_INPUT, message: error.to_string() } }
+    }
+
     pub(crate) fn new(input: &ModelInput, error: &anyhow::Error) -> Self {
         // A context that does not fit is memory too, though the host says it with the driver's status alone.
         let no_room_for_a_context = error
@@ -250,13 +279,21 @@ impl LoadFailure {
             .and_then(HostError::driver_error)
             .is_some_and(|error| error.status == CUDA_ERROR_OUT_OF_MEMORY);
         let out_of_memory = no_room_for_a_context || remedy(error) == Some(Remedy::FreeAndRetry);
-        let kind = if out_of_memory { OUT_OF_MEMORY } else { "failed" };
+        let kind = match error.downcast_ref::<InputError>() {
+            Some(_) => BAD_INPUT,
+            None if out_of_memory => OUT_OF_MEMORY,
+            None => "failed",
+        };
         Self { model: input.title().to_owned(), error: Failure { kind, message: format!("{error:#}") } }
     }
 
     /// How the program ends with this answer.
     pub fn exit(&self) -> Exit {
-        if self.error.kind == OUT_OF_MEMORY { Exit::OutOfMemory } else { Exit::Failed }
+        match self.error.kind {
+            BAD_INPUT => Exit::BadInput,
+            OUT_OF_MEMORY => Exit::OutOfMemory,
+            _ => Exit::Failed,
+        }
     }
 }
 

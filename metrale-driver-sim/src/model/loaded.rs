@@ -201,7 +201,7 @@ impl Model {
 fn check_shape(shape: &Shape, info: &FunctionInfo, max_dynamic_shared: u32) -> Result<(), CUresult> {
     let [gx, gy, gz] = shape.grid;
     let [bx, by, bz] = shape.block;
-    let threads = u64::from(bx) * u64::from(by) * u64::from(bz);
+    let threads = u64::from(bx).saturating_mul(u64::from(by)).saturating_mul(u64::from(bz));
     let fits = gx > 0
         && gy > 0
         && gz > 0
