@@ -200,6 +200,11 @@ fn a_sharded_model_loads_by_its_index_and_a_missing_shard_is_bad_input() {
     assert_eq!(ended.exit, Exit::Done, "{}", ended.err);
     assert_eq!(ended.json()["allocations"], 2);
     assert_eq!(ended.json()["live_bytes"], 12);
+
+    // A leading "./" is the index's own folder.
+    let map = serde_json::json!({"weight_map": {"a": format!("./{}", shards[0]), "b": shards[1]}});
+    fs::write(&index, map.to_string()).unwrap();
+    assert_eq!(metrale(args()).exit, Exit::Done);
 }
 
 #[test]

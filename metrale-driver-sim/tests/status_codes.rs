@@ -154,6 +154,7 @@ fn modules(cuda: &Cuda, table: &mut Table) {
     let f = cuda.function(module, "nothing").unwrap();
     table.row("launch with grid 0", cuda.launch(f, [0, 1, 1], [1; 3], 0, 0), 1);
     table.row("launch with 2048 threads", cuda.launch(f, [1; 3], [2048, 1, 1], 0, 0), 1);
+    table.row("launch with 2^96 threads", cuda.launch(f, [1; 3], [u32::MAX; 3], 0, 0), 1);
     table.row("launch with 1 MiB of shared memory", cuda.launch(f, [1; 3], [1; 3], 1 << 20, 0), 1);
     table.row("200 KiB of shared memory", cuda.function_set(f, 8, 200 << 10), 0);
     table.row("300 KiB of shared memory", cuda.function_set(f, 8, 300 << 10), 1);

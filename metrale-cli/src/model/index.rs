@@ -48,7 +48,7 @@ pub enum IndexError {
     #[error("the index maps no tensor")]
     NoTensors,
     /// A shard outside the index's folder.
-    #[error("shard name {} is not a plain path below the folder of the index: no leading \"/\", no \"..\"", Shown(.0))]
+    #[error("shard name {} leaves the folder of the index, or may: name a file below it, without a leading \"/\" and without \"..\"", Shown(.0))]
     LeavesFolder(String),
     /// A shard name that is a name on no system, or not the same on all.
     #[error("shard name {} is not usable: a shard name has no backslash, no control character and is not empty", Shown(.0))]
