@@ -9,13 +9,12 @@ use std::time::{Duration, Instant};
 use metrale_driver_sys::{
     CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, CU_JIT_INFO_LOG_BUFFER,
     CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUdeviceptr,
-    CUfunction, CUmodule, DriverError,
+    CUfunction, CUmodule, DriverError, ask,
     image::{ImageKind, arch::IsaVersion},
 };
 use parking_lot::RwLock;
 
 use crate::advice::is_earlier_fault;
-use crate::call::ask;
 use crate::error::ModuleLoadError;
 use crate::image::{Image, ImageNote};
 use crate::nearest::nearest;
