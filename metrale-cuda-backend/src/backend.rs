@@ -9,6 +9,7 @@ use metrale_driver_sys::{CUcontext, CUdevice_attribute, DriverApi, DriverError};
 use metrale_ledger::{LedgerProbe, ScopeGuard};
 use metrale_registry::{CudaHost, CurrentContext, DeviceFacts, HostError, MetraleRegistry, is_teardown_noop};
 use metrale_telemetry::{ModuleLoad, run_metrics};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::book::Book;
 use crate::call::{Doing, ask};
@@ -16,6 +17,7 @@ use crate::config::BackendConfig;
 use crate::error::NotBound;
 use crate::gpu::DevicePtr;
 use crate::launch::Kernels;
+use crate::memory::PinnedBook;
 use crate::signature::Signatures;
 
 /// A device that reads pageable host memory through the host's own page tables.
@@ -31,6 +33,7 @@ const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: CUdevice_attribute = 100;
 pub struct MetraleCudaBackend {
     // In this order: the ledger's memory is freed by `drop`, before any field goes.
     book: Book,
+    pinned: Mutex<PinnedBook>,
     kernels: Kernels,
     signatures: Signatures,
     registry: Arc<MetraleRegistry>,
@@ -98,6 +101,7 @@ impl BackendBuilder {
         let reads_pageable_memory = reads_pageable_memory(&host);
         let backend = MetraleCudaBackend {
             book: Book::default(),
+            pinned: Mutex::default(),
             kernels: Kernels::default(),
             signatures: Signatures::new(&self.modules),
             registry,
@@ -254,6 +258,11 @@ impl MetraleCudaBackend {
 
     pub(crate) const fn book(&self) -> &Book {
         &self.book
+    }
+
+    /// The live pinned memory, locked. Never held over a call of the driver.
+    pub(crate) fn pinned_book(&self) -> MutexGuard<'_, PinnedBook> {
+        self.pinned.lock()
     }
 
     pub(crate) const fn kernels(&self) -> &Kernels {

@@ -144,7 +144,8 @@ pub trait GpuBackend: Send + Sync {
     /// The caller sees to it that no queued copy still uses it. May block. Not allowed during a capture.
     ///
     /// # Errors
-    /// [`FreeError`](crate::FreeError) for what is not live pinned memory.
+    /// [`FreeError`](crate::FreeError) for what is not live pinned memory; [`StalePinned`](crate::StalePinned) for a handle
+    /// that was freed before or is another backend's, whoever has its address now.
     #[track_caller]
     fn free_pinned(&self, pinned: PinnedPtr) -> Result<()>;
 
