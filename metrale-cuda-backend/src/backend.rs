@@ -16,6 +16,7 @@ use crate::call::{Doing, ask};
 use crate::config::BackendConfig;
 use crate::error::NotBound;
 use crate::gpu::DevicePtr;
+use crate::handles::{Handles, Kind};
 use crate::launch::Kernels;
 use crate::memory::PinnedBook;
 use crate::signature::Signatures;
@@ -28,12 +29,14 @@ const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: CUdevice_attribute = 100;
 /// Every method of [`GpuBackend`](crate::GpuBackend) is an inherent method too, so that nothing need be imported to call
 /// it; its documentation stands at the trait.
 ///
-/// Dropping the backend frees what is still on its ledger, and arenas and pinned memory too, with a warning that says
-/// whose they were; then the modules unload, and with the last user of the device its context goes.
+/// Dropping the backend frees what is still on its ledger, and arenas and pinned memory too, and destroys the streams and
+/// events that are left, with warnings that say whose they were; then the modules unload, and with the last user of the device its context goes.
 pub struct MetraleCudaBackend {
     // In this order: the ledger's memory is freed by `drop`, before any field goes.
     book: Book,
     pinned: Mutex<PinnedBook>,
+    streams: Handles,
+    events: Handles,
     kernels: Kernels,
     signatures: Signatures,
     registry: Arc<MetraleRegistry>,
@@ -102,6 +105,8 @@ impl BackendBuilder {
         let backend = MetraleCudaBackend {
             book: Book::default(),
             pinned: Mutex::default(),
+            streams: Handles::new(Kind::Stream),
+            events: Handles::new(Kind::Event),
             kernels: Kernels::default(),
             signatures: Signatures::new(&self.modules),
             registry,
@@ -263,6 +268,16 @@ impl MetraleCudaBackend {
     /// The live pinned memory, locked. Never held over a call of the driver.
     pub(crate) fn pinned_book(&self) -> MutexGuard<'_, PinnedBook> {
         self.pinned.lock()
+    }
+
+    /// The streams it knows, but for its own.
+    pub(crate) const fn streams(&self) -> &Handles {
+        &self.streams
+    }
+
+    /// The events it knows.
+    pub(crate) const fn events(&self) -> &Handles {
+        &self.events
     }
 
     pub(crate) const fn kernels(&self) -> &Kernels {

@@ -56,6 +56,7 @@ mod event;
 mod face;
 mod gpu;
 mod graveyard;
+mod handles;
 mod launch;
 pub mod memory;
 mod parts;

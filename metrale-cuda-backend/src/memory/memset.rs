@@ -34,9 +34,10 @@ impl MetraleCudaBackend {
             return Ok(());
         }
         self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
         trace_fill(WHAT, dst, u32::from(value), bytes);
-        // SAFETY: no host memory is passed; the driver checks the address.
+        // SAFETY: no host memory is passed; the driver checks the address, the stream is held.
         unsafe { ask!(self.driver(), cuMemsetD8Async(dst.0, value, bytes, stream)) }
             .map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), bytes))
     }
@@ -60,9 +61,10 @@ impl MetraleCudaBackend {
             .into());
         };
         self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
         trace_fill(WHAT, dst, value, bytes);
-        // SAFETY: no host memory is passed; the driver checks the address.
+        // SAFETY: no host memory is passed; the driver checks the address, the stream is held.
         unsafe { ask!(self.driver(), cuMemsetD32Async(dst.0, value, words, stream)) }
             .map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), bytes))
     }

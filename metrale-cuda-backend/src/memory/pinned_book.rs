@@ -65,7 +65,7 @@ impl LivePinned {
 #[derive(Debug, Default)]
 pub(crate) struct PinnedBook {
     live: HashMap<u64, LivePinned>,
-    freed: Graveyard,
+    freed: Graveyard<&'static Location<'static>>,
 }
 
 impl PinnedBook {
