@@ -7,16 +7,21 @@ use std::sync::Arc;
 use anyhow::Result;
 use metrale_driver_sys::{CUcontext, CUdevice_attribute, DriverApi, DriverError, is_sticky};
 use metrale_ledger::{LedgerProbe, ScopeGuard};
-use metrale_registry::{CudaHost, DeviceFacts, HostError, MetraleRegistry, TeardownSink, is_teardown_noop};
+use metrale_registry::{
+    CudaHost, CurrentContext, DeviceFacts, HostError, MetraleRegistry, TeardownSink, is_teardown_noop,
+};
 use metrale_telemetry::{ModuleLoad, run_metrics};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::book::Book;
 use crate::call::{Doing, ask};
 use crate::config::BackendConfig;
 use crate::error::NotBound;
-use crate::fault_probe::FaultLatch;
+use crate::fault_probe::{FaultLatch, noted};
 use crate::gpu::DevicePtr;
+use crate::handles::{Handles, Kind};
 use crate::launch::Kernels;
+use crate::memory::PinnedBook;
 use crate::op_cache::OpCache;
 use crate::signature::Signatures;
 use crate::timing::Timing;
@@ -29,11 +34,14 @@ const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: CUdevice_attribute = 100;
 /// Every method of [`GpuBackend`](crate::GpuBackend) is an inherent method too, so that nothing need be imported to call
 /// it; its documentation stands at the trait.
 ///
-/// Dropping the backend frees what is still on its ledger, and arenas and pinned memory too, with a warning that says
-/// whose they were; then the modules unload, and with the last user of the device its context goes.
+/// Dropping the backend frees what is still on its ledger, and arenas and pinned memory too, and destroys the streams and
+/// events that are left, with warnings that say whose they were; then the modules unload, and with the last user of the device its context goes.
 pub struct MetraleCudaBackend {
     // In this order: the ledger's memory is freed by `drop`, before any field goes.
     book: Book,
+    pinned: Mutex<PinnedBook>,
+    streams: Handles,
+    events: Handles,
     kernels: Kernels,
     signatures: Signatures,
     registry: Arc<MetraleRegistry>,
@@ -109,7 +117,7 @@ impl BackendBuilder {
         run_metrics::reset_for_new_run();
         let host = CudaHost::acquire(driver, self.ordinal)?;
         let latch = FaultLatch::of(&host);
-        host.set_teardown_sink(Some(teardown_sink(Arc::clone(&latch))));
+        host.set_teardown_sink_if_none(teardown_sink(Arc::clone(&latch)));
         let registry = MetraleRegistry::load_into(Arc::clone(&host), &self.modules)?;
         for warning in warnings {
             tracing::warn!("{warning}");
@@ -118,6 +126,9 @@ impl BackendBuilder {
         let reads_pageable_memory = reads_pageable_memory(&host);
         let backend = MetraleCudaBackend {
             book: Book::default(),
+            pinned: Mutex::default(),
+            streams: Handles::new(Kind::Stream),
+            events: Handles::new(Kind::Event),
             kernels: Kernels::default(),
             signatures: Signatures::new(&self.modules),
             registry,
@@ -304,6 +315,21 @@ impl MetraleCudaBackend {
         &self.book
     }
 
+    /// The live pinned memory, locked. Never held over a call of the driver.
+    pub(crate) fn pinned_book(&self) -> MutexGuard<'_, PinnedBook> {
+        self.pinned.lock()
+    }
+
+    /// The streams it knows, but for its own.
+    pub(crate) const fn streams(&self) -> &Handles {
+        &self.streams
+    }
+
+    /// The events it knows.
+    pub(crate) const fn events(&self) -> &Handles {
+        &self.events
+    }
+
     pub(crate) const fn kernels(&self) -> &Kernels {
         &self.kernels
     }
@@ -338,20 +364,20 @@ impl MetraleCudaBackend {
     /// a bare 201; and where the context is lost. Costs some 60 ns.
     pub(crate) fn bound(&self, doing: &'static str) -> Result<()> {
         self.latch.sound(|| doing.to_owned())?;
-        self.is_bound(doing, current_context(self.driver()))
+        self.is_bound(doing, self.host.current_context())
     }
 
     /// As [`bound`](Self::bound), for a free: false where the context is already gone, and the memory with it.
     pub(crate) fn bound_to_free(&self, doing: &'static str) -> Result<bool> {
         self.latch.sound(|| doing.to_owned())?;
-        match current_context(self.driver()) {
+        match self.host.current_context() {
             Err(error) if is_teardown_noop(error.status) => Ok(false),
             answer => self.is_bound(doing, answer).map(|()| true),
         }
     }
 
     fn is_bound(&self, doing: &'static str, current: Result<CUcontext, DriverError>) -> Result<()> {
-        let current = current.doing(|| doing.to_owned())?;
+        let current = noted(self.driver(), current).doing(|| doing.to_owned())?;
         if current == self.host.context() {
             return Ok(());
         }
@@ -359,13 +385,8 @@ impl MetraleCudaBackend {
     }
 
     /// Makes the context current on this thread until the guard goes.
-    pub(crate) fn enter(&self) -> Result<Current<'_>, DriverError> {
-        let before = current_context(self.driver())?;
-        if before == self.host.context() {
-            return Ok(Current { driver: self.driver(), before: None });
-        }
-        self.host.bind_to_thread()?;
-        Ok(Current { driver: self.driver(), before: Some(before) })
+    pub(crate) fn enter(&self) -> Result<CurrentContext<'_>, DriverError> {
+        self.host.enter()
     }
 }
 
@@ -382,28 +403,5 @@ impl fmt::Debug for MetraleCudaBackend {
             .field("config", &self.config)
             .field("ledger", self.book.ledger())
             .finish_non_exhaustive()
-    }
-}
-
-fn current_context(driver: &dyn DriverApi) -> Result<CUcontext, DriverError> {
-    let mut current = 0;
-    // SAFETY: the result pointer is a local.
-    unsafe { ask!(driver, cuCtxGetCurrent(&mut current)) }.map(|()| current)
-}
-
-/// The backend's context is current until this is dropped; then what was before is again.
-pub(crate) struct Current<'backend> {
-    driver: &'backend dyn DriverApi,
-    /// What to put back; `None` where nothing was changed.
-    before: Option<CUcontext>,
-}
-
-impl Drop for Current<'_> {
-    fn drop(&mut self) {
-        if let Some(before) = self.before {
-            // A context that was destroyed meanwhile cannot be put back; the thread's next call will say so.
-            // SAFETY: takes a handle, which the driver checks.
-            let _ = unsafe { ask!(self.driver, cuCtxSetCurrent(before)) };
-        }
     }
 }

@@ -10,7 +10,7 @@ use cudarc::driver::{CudaSlice, DevicePtr as _};
 use metrale_ledger::{AllocKind, Whois};
 
 use crate::backend::MetraleCudaBackend;
-use crate::error::LedgerConflict;
+use crate::error::BadArgument;
 use crate::gpu::DevicePtr;
 
 /// A slice that the ledger does not take in, given back as it was.
@@ -37,6 +37,13 @@ impl<T> core::error::Error for AdoptError<T> {
     fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
         Some(&*self.cause)
     }
+}
+
+/// The refusal of memory that the ledger knows as somebody else's.
+fn taken(addr: u64, bytes: usize, whose: &str) -> BadArgument {
+    BadArgument::new(format!(
+        "adopting {bytes} bytes at {addr:#x}: {whose}; memory has one owner, and only what cudarc allocated itself is cudarc's"
+    ))
 }
 
 /// A slice of cudarc's while it is on the ledger; from [`MetraleCudaBackend::adopt`]. Derefs to the
@@ -108,7 +115,7 @@ impl MetraleCudaBackend {
     ///
     /// # Errors
     /// [`AdoptError`], with the slice in it: for a slice of another context
-    /// ([`CudarcError`](metrale_registry::CudarcError)), or memory that the ledger holds already ([`LedgerConflict`]).
+    /// ([`CudarcError`](metrale_registry::CudarcError)), or memory that the ledger holds already ([`BadArgument`]).
     #[track_caller]
     pub fn adopt<T>(&self, slice: CudaSlice<T>) -> Result<Adopted<'_, T>, AdoptError<T>> {
         let site = Location::caller();
@@ -124,11 +131,10 @@ impl MetraleCudaBackend {
             _ => None,
         });
         if let Some(reason) = held {
-            return Err(AdoptError { slice, cause: LedgerConflict { addr, bytes, reason }.into() });
+            return Err(AdoptError { slice, cause: taken(addr, bytes, &reason).into() });
         }
         if let Err(misuse) = self.book().record(addr, bytes, AllocKind::Arena, site) {
-            let reason = misuse.to_string();
-            return Err(AdoptError { slice, cause: LedgerConflict { addr, bytes, reason }.into() });
+            return Err(AdoptError { slice, cause: taken(addr, bytes, &misuse.to_string()).into() });
         }
         Ok(Adopted { entry: LedgerEntry { backend: self, ptr: DevicePtr(addr) }, slice })
     }

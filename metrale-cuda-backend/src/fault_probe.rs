@@ -139,13 +139,12 @@ fn address_of(driver: &dyn DriverApi) -> usize {
 }
 
 /// Passes an answer of the driver on, after a look at whether it tells of a lost context.
-pub(crate) fn noted(driver: &dyn DriverApi, answer: Result<(), DriverError>) -> Result<(), DriverError> {
-    if let Err(error) = answer
-        && is_sticky(error.status)
-    {
-        trip_current(driver, error);
-    }
-    answer
+pub(crate) fn noted<T>(driver: &dyn DriverApi, answer: Result<T, DriverError>) -> Result<T, DriverError> {
+    answer.inspect_err(|error| {
+        if is_sticky(error.status) {
+            trip_current(driver, *error);
+        }
+    })
 }
 
 /// Trips the latch of the context that is current on this thread.
@@ -185,16 +184,20 @@ impl MetraleCudaBackend {
     /// After a launch or fill that failed: waits for its stream to learn whether the context is lost, and latches that.
     /// The caller's error stays what it was. A stream that captures is left alone, since the wait would end the capture;
     /// so is one that cannot say.
+    ///
+    /// # Safety
+    /// The stream stays alive over the call.
     #[cold]
-    pub(crate) fn probe(&self, failed: DriverError, stream: u64, after: impl FnOnce() -> String) {
+    pub(crate) unsafe fn probe(&self, failed: DriverError, stream: u64, after: impl FnOnce() -> String) {
         if is_sticky(failed.status) {
             self.latch().trip(failed, Some(after()));
             return;
         }
-        if self.context_fault().is_some() || self.is_capturing_or_cannot_tell(stream) {
+        // SAFETY: the caller's promise.
+        if self.context_fault().is_some() || unsafe { self.is_capturing_or_cannot_tell(stream) } {
             return;
         }
-        // SAFETY: no memory is passed; the driver checks the handle.
+        // SAFETY: no memory is passed; the caller's promise for the stream.
         let status = unsafe { self.driver().cuStreamSynchronize(stream) };
         if let Err(error) = check(DriverFn::cuStreamSynchronize, status) {
             self.latch().trip(error, Some(after()));

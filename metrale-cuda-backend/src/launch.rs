@@ -7,7 +7,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use anyhow::{Error, Result};
-use metrale_driver_sys::{CUtensorMap, DriverError, DriverFn, check};
+use metrale_driver_sys::{CUtensorMap, DriverError, DriverFn, check, is_sticky};
 use metrale_registry::RegistryError;
 use metrale_telemetry::{
     KernelUsage, Launch, LaunchArg, LaunchKind, Lookup, Need, kernel_audit, run_metrics,
@@ -15,13 +15,15 @@ use metrale_telemetry::{
 use parking_lot::RwLock;
 
 use crate::backend::MetraleCudaBackend;
+use crate::call::failed;
 use crate::error::BadArgument;
 use crate::gpu::{DevicePtr, GpuBackend, KernelHandle};
 use crate::signature::{Signature, Signatures};
 use crate::timing::TimingSpan;
 
 /// A kernel that failed while it ran, found by waiting after its launch
-/// ([`debug_sync_kernels`](crate::BackendConfig::debug_sync_kernels)). The context is lost: restart the process.
+/// ([`debug_sync_kernels`](crate::BackendConfig::debug_sync_kernels)). The context is lost: restart the process. A wait
+/// that was refused for another reason is a [`CallFailed`](crate::CallFailed).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "kernel {kernel} failed while it ran (grid {}, block {}, {shared_bytes} bytes of dynamic shared memory, stream \
@@ -220,51 +222,74 @@ impl MetraleCudaBackend {
         shape: Shape,
         params: &mut [*mut c_void],
     ) -> Result<()> {
-        self.bound("launching a kernel")?;
+        const WHAT: &str = "launching a kernel";
+        self.bound(WHAT)?;
         let Shape { grid, block, shared_bytes, stream } = shape;
-        let span = self.kernel_span(kernel, stream);
-        // SAFETY: the caller's promise; the registry lives as long as this backend.
+        let _held = self.hold_stream(stream, WHAT)?;
+        // SAFETY: the stream is held.
+        let span = unsafe { self.kernel_span(kernel, stream) };
+        // SAFETY: the caller's promise; the registry lives as long as this backend, and the stream is held.
         let launched =
-            unsafe { self.registry().launch_on_stream(kernel.0, grid, block, shared_bytes, stream, params) }
-                .map_err(|error| {
-                    if let Some(driver) = error.driver_error() {
-                        self.probe(driver, stream, || {
-                            format!("the launch of {}", self.kernels().name(kernel.0))
-                        });
-                    }
-                    launch_error(error)
-                });
-        if let (Some(span), Err(_)) = (span, &launched) {
-            span.cancel();
+            unsafe { self.registry().launch_on_stream(kernel.0, grid, block, shared_bytes, stream, params) };
+        if let Err(error) = launched {
+            if let Some(span) = span {
+                span.cancel();
+            }
+            if let Some(driver) = error.driver_error() {
+                let after = || format!("the launch of {}", self.kernels().name(kernel.0));
+                // SAFETY: the stream is held.
+                unsafe { self.probe(driver, stream, after) };
+            }
+            return Err(launch_error(error));
         }
-        launched?;
+        drop(span);
         self.kernels().launched(kernel.0);
-        if self.config().debug_sync_kernels { self.find_fault(kernel, shape) } else { Ok(()) }
+        if self.config().debug_sync_kernels {
+            // SAFETY: the stream is held.
+            unsafe { self.find_fault(kernel, shape) }
+        } else {
+            Ok(())
+        }
     }
 
     /// A span around a launch, where launches are timed. What keeps it from being made does not keep the kernel from being
     /// launched.
-    fn kernel_span(&self, kernel: KernelHandle, stream: u64) -> Option<TimingSpan<'_>> {
+    ///
+    /// # Safety
+    /// The stream stays alive over the call.
+    unsafe fn kernel_span(&self, kernel: KernelHandle, stream: u64) -> Option<TimingSpan<'_>> {
         if !self.config().time_kernels {
             return None;
         }
         let name = self.kernels().name(kernel.0);
-        self.span(name, stream).inspect_err(|error| tracing::debug!("a launch is not timed: {error:#}")).ok()
+        // SAFETY: the caller's promise.
+        unsafe { self.span_on_held(name, stream) }
+            .inspect_err(|error| tracing::debug!("a launch is not timed: {error:#}"))
+            .ok()
     }
 
     /// Waits for a launch and reports its fault, unless the stream captures: then nothing has run, and the wait would
     /// invalidate the capture. A stream that cannot say counts as capturing.
-    fn find_fault(&self, kernel: KernelHandle, shape: Shape) -> Result<()> {
+    ///
+    /// # Safety
+    /// The stream stays alive over the call.
+    unsafe fn find_fault(&self, kernel: KernelHandle, shape: Shape) -> Result<()> {
         let Shape { grid, block, shared_bytes, stream } = shape;
-        if self.is_capturing_or_cannot_tell(stream) {
+        // SAFETY: the caller's promise.
+        if unsafe { self.is_capturing_or_cannot_tell(stream) } {
             return Ok(());
         }
-        // SAFETY: no memory is passed; the driver has just taken the same handle.
+        // SAFETY: no memory is passed; the caller's promise for the stream.
         let status = unsafe { self.driver().cuStreamSynchronize(stream) };
         check(DriverFn::cuStreamSynchronize, status).map_err(|driver| {
             let kernel = self.kernels().name(kernel.0);
-            self.latch().trip(driver, Some(format!("the launch of {kernel}")));
-            KernelFault { kernel, grid, block, shared_bytes, stream, driver }.into()
+            if is_sticky(driver.status) {
+                self.latch().trip(driver, Some(format!("the launch of {kernel}")));
+                KernelFault { kernel, grid, block, shared_bytes, stream, driver }.into()
+            } else {
+                // The wait itself was refused: of the kernel nothing is known, and the context goes on.
+                failed(driver, format!("waiting for kernel {kernel} after its launch"), None)
+            }
         })
     }
 }
@@ -440,8 +465,8 @@ impl KernelLaunch {
     /// or size.
     ///
     /// # Safety
-    /// The arguments are the kernel's parameters in number, order and type, and what the kernel does with them is sound:
-    /// device addresses valid, and live until `stream` has passed the launch.
+    /// The kernel is of this backend. The arguments are its parameters in number, order and type, and what it does with them
+    /// is sound: device addresses valid, and live until `stream` has passed the launch.
     pub unsafe fn on_stream(&mut self, backend: &dyn GpuBackend, stream: u64) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { backend.launch_typed(self, stream) }

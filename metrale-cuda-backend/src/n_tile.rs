@@ -5,7 +5,6 @@
 use core::ffi::c_void;
 
 use anyhow::Result;
-use metrale_registry::RegistryError;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
@@ -44,7 +43,7 @@ impl MetraleCudaBackend {
         let symbol = format!("{function}{SUFFIX}");
         let (at, bytes) = match self.registry().device_symbol(module, &symbol) {
             Ok((addr, bytes)) => (DevicePtr(addr), bytes),
-            Err(RegistryError::SymbolNotFound { .. }) => return Ok(None),
+            Err(error) if error.is_not_found() => return Ok(None),
             Err(error) => return Err(error.into()),
         };
         if bytes != BYTES {

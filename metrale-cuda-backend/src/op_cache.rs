@@ -126,14 +126,17 @@ impl MetraleCudaBackend {
     #[track_caller]
     pub fn op_scratch(&self, op: &str, bytes: usize, stream: u64) -> Result<Scratch> {
         let site = Location::caller();
-        self.bound("asking for scratch memory")?;
+        const WHAT: &str = "asking for scratch memory";
+        self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
         let mut scratches = self.op_cache().scratch.lock();
         let key = (Box::from(op), stream);
         let present = scratches.present.get(&key).copied();
         if let Some(scratch) = present.filter(|scratch| scratch.bytes >= bytes) {
             return Ok(scratch);
         }
-        if self.is_capturing_or_cannot_tell(stream) {
+        // SAFETY: the stream is held.
+        if unsafe { self.is_capturing_or_cannot_tell(stream) } {
             return Err(BadArgument::new(format!(
                 "scratch memory of {bytes} bytes for operation {op:?}: stream {stream:#x} captures, and there are {} bytes; ask \
                  for the largest size once before the capture begins",
@@ -209,13 +212,14 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// An event behind what is queued on a stream; 0 where there is none to be had.
+    /// An event behind what is queued on a stream; 0 where there is none to be had, be it that the stream is gone.
     fn event_behind(&self, stream: u64) -> CUevent {
+        let Ok(_held) = self.hold_stream(stream, "letting go of scratch memory") else { return 0 };
         let mut event = 0;
         // SAFETY: the result pointer is a local.
         let made = unsafe { ask!(self.driver(), cuEventCreate(&mut event, CU_EVENT_DISABLE_TIMING)) };
         let recorded = made.and_then(|()| {
-            // SAFETY: no memory is passed; the driver checks the handles.
+            // SAFETY: no memory is passed; the event was just made, the stream is held.
             unsafe { ask!(self.driver(), cuEventRecord(event, stream)) }
         });
         if recorded.is_err() && event != 0 {
@@ -228,7 +232,7 @@ impl MetraleCudaBackend {
     /// Whether an event has passed. One that could not be had never does: its buffer goes with the backend.
     fn has_passed(&self, event: CUevent) -> bool {
         event != 0 && {
-            // SAFETY: no memory is passed; the driver checks the handle.
+            // SAFETY: no memory is passed; the event is the cache's own.
             unsafe { ask!(self.driver(), cuEventQuery(event)) }.is_ok()
         }
     }

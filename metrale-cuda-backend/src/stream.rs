@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Streams: making, waiting, asking.
 
+use std::panic::Location;
+
 use anyhow::Result;
 use metrale_driver_sys::{
     CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, stream_capture_status,
@@ -10,26 +12,34 @@ use metrale_telemetry::{Counter, run_metrics};
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
 use crate::error::BadArgument;
+use crate::handles::is_the_drivers;
 
 /// The legacy default stream, which synchronizes with every stream that did not opt out.
 pub const LEGACY_STREAM: u64 = 0;
 
 impl MetraleCudaBackend {
     /// See [`GpuBackend::create_stream`](crate::GpuBackend::create_stream).
+    #[track_caller]
     pub fn create_stream(&self) -> Result<u64> {
+        let site = Location::caller();
         self.bound("making a stream")?;
         let mut stream = 0;
         // SAFETY: the result pointer is a local.
         unsafe { ask!(self.driver(), cuStreamCreate(&mut stream, CU_STREAM_NON_BLOCKING)) }
             .doing(|| "making a stream".to_owned())?;
+        self.streams().made(stream, site);
         Ok(stream)
     }
 
     /// See [`GpuBackend::destroy_stream`](crate::GpuBackend::destroy_stream).
+    #[track_caller]
     pub fn destroy_stream(&self, stream: u64) -> Result<()> {
-        if stream == LEGACY_STREAM {
+        const WHAT: &str = "destroying a stream";
+        let site = Location::caller();
+        if is_the_drivers(stream) {
+            let what = if stream == 2 { "the stream of each thread" } else { "the legacy stream" };
             return Err(
-                BadArgument::new("the legacy stream is the driver's own and cannot be destroyed").into()
+                BadArgument::new(format!("{what} is the driver's own and cannot be destroyed")).into()
             );
         }
         if stream == self.stream() {
@@ -38,31 +48,38 @@ impl MetraleCudaBackend {
             )
             .into());
         }
-        self.bound("destroying a stream")?;
+        self.bound(WHAT)?;
         self.outgrow_stream(stream);
-        // SAFETY: no memory is passed; the driver checks the handle.
-        unsafe { ask!(self.driver(), cuStreamDestroy_v2(stream)) }
+        self.destroy_handle(self.streams(), stream, site, WHAT)?
             .doing(|| format!("destroying stream {stream:#x}"))
     }
 
     /// See [`GpuBackend::synchronize_stream`](crate::GpuBackend::synchronize_stream).
     pub fn synchronize_stream(&self, stream: u64) -> Result<()> {
-        self.bound("waiting for a stream")?;
-        self.wait_for_stream(stream)
+        const WHAT: &str = "waiting for a stream";
+        self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
+        // SAFETY: the stream is held.
+        unsafe { self.wait_for_stream(stream) }
     }
 
     /// Waits for a stream and counts the wait; the thread is known to be bound.
-    pub(crate) fn wait_for_stream(&self, stream: u64) -> Result<()> {
+    ///
+    /// # Safety
+    /// The stream stays alive over the call.
+    pub(crate) unsafe fn wait_for_stream(&self, stream: u64) -> Result<()> {
         run_metrics::process().counters().count(Counter::StreamSyncs);
-        // SAFETY: no memory is passed; the driver checks the handle.
+        // SAFETY: no memory is passed; the caller's promise for the stream.
         unsafe { ask!(self.driver(), cuStreamSynchronize(stream)) }
             .doing(|| format!("waiting for stream {stream:#x}"))
     }
 
     /// See [`GpuBackend::query_stream`](crate::GpuBackend::query_stream).
     pub fn query_stream(&self, stream: u64) -> Result<bool> {
-        self.bound("asking whether a stream is done")?;
-        // SAFETY: no memory is passed; the driver checks the handle.
+        const WHAT: &str = "asking whether a stream is done";
+        self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
+        // SAFETY: no memory is passed; the stream is held.
         match unsafe { ask!(self.driver(), cuStreamQuery(stream)) } {
             Err(error) if error.status == CUDA_ERROR_NOT_READY => Ok(false),
             answer => {
@@ -73,8 +90,13 @@ impl MetraleCudaBackend {
     }
 
     /// Whether a stream captures; one that cannot say counts as if it did, for a wait or a query would end its capture.
-    pub(crate) fn is_capturing_or_cannot_tell(&self, stream: u64) -> bool {
-        stream_capture_status(self.driver(), stream) != Ok(CU_STREAM_CAPTURE_STATUS_NONE)
+    ///
+    /// # Safety
+    /// The stream stays alive over the call.
+    pub(crate) unsafe fn is_capturing_or_cannot_tell(&self, stream: u64) -> bool {
+        // SAFETY: the caller's promise.
+        let status = unsafe { stream_capture_status(self.driver(), stream) };
+        status != Ok(CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
     /// See [`GpuBackend::synchronize`](crate::GpuBackend::synchronize).

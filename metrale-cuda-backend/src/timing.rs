@@ -115,6 +115,11 @@ impl fmt::Debug for TimingSpan<'_> {
     }
 }
 
+/// Whether spans are to be recorded. One relaxed load.
+fn are_timed() -> bool {
+    TIMES_SPANS && run_metrics::process().spans().is_enabled()
+}
+
 impl MetraleCudaBackend {
     /// Begins a span on a stream: an event behind what is queued there so far. Does not block. While spans are switched
     /// off, as they are at first, it costs one relaxed load and times nothing; nor does it during a capture of the stream,
@@ -142,16 +147,28 @@ impl MetraleCudaBackend {
     /// # Ok::<(), anyhow::Error>(())
     /// ```
     pub fn span(&self, name: impl Into<Arc<str>>, stream: u64) -> Result<TimingSpan<'_>> {
-        let name = name.into();
+        const WHAT: &str = "beginning a span";
+        if !are_timed() {
+            return Ok(TimingSpan { backend: self, name: name.into(), stream, start: 0 });
+        }
+        self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
+        // SAFETY: the stream is held.
+        unsafe { self.span_on_held(name.into(), stream) }
+    }
+
+    /// Begins a span; the thread is known to be bound.
+    ///
+    /// # Safety
+    /// The stream stays alive over the call.
+    pub(crate) unsafe fn span_on_held(&self, name: Arc<str>, stream: u64) -> Result<TimingSpan<'_>> {
         let mut span = TimingSpan { backend: self, name, stream, start: 0 };
-        if !TIMES_SPANS || !run_metrics::process().spans().is_enabled() {
-            return Ok(span);
+        // SAFETY: the caller's promise.
+        if are_timed() && !unsafe { self.is_capturing_or_cannot_tell(stream) } {
+            // SAFETY: the caller's promise.
+            let mark = unsafe { self.mark(stream) };
+            span.start = mark.doing(|| format!("beginning span {:?}", span.name))?;
         }
-        self.bound("beginning a span")?;
-        if self.is_capturing_or_cannot_tell(stream) {
-            return Ok(span);
-        }
-        span.start = self.mark(stream).doing(|| format!("beginning span {:?}", span.name))?;
         Ok(span)
     }
 
@@ -183,16 +200,11 @@ impl MetraleCudaBackend {
     }
 
     fn end_span(&self, name: &Arc<str>, stream: u64, start: CUevent) -> Result<()> {
-        let bound = self.bound("ending a span");
-        if bound.is_err() || self.is_capturing_or_cannot_tell(stream) {
-            self.timing().state.lock().spare.push(start);
-            return bound;
-        }
-        let end = match self.mark(stream) {
-            Ok(end) => end,
-            Err(error) => {
+        let end = match self.mark_the_end(name, stream) {
+            Ok(Some(end)) => end,
+            given_up => {
                 self.timing().state.lock().spare.push(start);
-                return Err(error).doing(|| format!("ending span {name:?}"));
+                return given_up.map(drop);
             }
         };
         let mut state = self.timing().state.lock();
@@ -205,8 +217,24 @@ impl MetraleCudaBackend {
         Ok(())
     }
 
+    /// The event that ends a span; `None` in a capture.
+    fn mark_the_end(&self, name: &str, stream: u64) -> Result<Option<CUevent>> {
+        const WHAT: &str = "ending a span";
+        self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
+        // SAFETY: the stream is held.
+        if unsafe { self.is_capturing_or_cannot_tell(stream) } {
+            return Ok(None);
+        }
+        // SAFETY: the stream is held.
+        unsafe { self.mark(stream) }.map(Some).doing(|| format!("ending span {name:?}"))
+    }
+
     /// An event that keeps time, recorded behind what is queued on a stream.
-    fn mark(&self, stream: u64) -> Result<CUevent, DriverError> {
+    ///
+    /// # Safety
+    /// The stream stays alive over the call.
+    unsafe fn mark(&self, stream: u64) -> Result<CUevent, DriverError> {
         let spare = self.timing().state.lock().spare.pop();
         let event = match spare {
             Some(event) => event,
@@ -217,7 +245,7 @@ impl MetraleCudaBackend {
                 event
             }
         };
-        // SAFETY: no memory is passed; the event is the backend's own and nobody else uses it now.
+        // SAFETY: no memory is passed; the event is the backend's own and nobody else uses it now, the stream is held.
         let recorded = unsafe { ask!(self.driver(), cuEventRecord(event, stream)) };
         if recorded.is_err() {
             self.timing().state.lock().spare.push(event);

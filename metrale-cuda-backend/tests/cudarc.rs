@@ -5,7 +5,7 @@ mod common;
 
 use common::{KERNELS, logged};
 use metrale_cuda_backend::{
-    AllocKind, BackendConfig, CopyOutOfBounds, KernelLaunch, LedgerConflict, MetraleCudaBackend,
+    AllocKind, BackendConfig, BadArgument, CopyOutOfBounds, KernelLaunch, MetraleCudaBackend,
 };
 
 mod a_slice_is_adopted_used_by_both_and_let_go_of {
@@ -73,7 +73,7 @@ mod memory_the_ledger_holds_is_given_back_as_it_was {
         // SAFETY: the address is an allocation of that many bytes, valid as bytes.
         let slice = unsafe { stream.upgrade_device_ptr::<u8>(ptr.0, 4096) };
         let refused = backend.adopt(slice).unwrap_err();
-        assert!(refused.cause.is::<LedgerConflict>(), "{refused}");
+        assert!(refused.cause.is::<BadArgument>(), "{refused}");
         // Not cudarc's to free.
         assert_eq!(refused.slice.leak(), ptr.0);
         backend.free(ptr).unwrap();

@@ -137,7 +137,7 @@ on_two_devices! {
         first.copy_peer_async(here, second, there, bytes, first.stream()).unwrap();
         first.record_event(event, first.stream()).unwrap();
         second.bind_to_thread().unwrap();
-        second.wait_event(second_stream, event).unwrap();
+        second.wait_peer_event(second_stream, first, event).unwrap();
         second.copy_d2d_async(there, copy, bytes, second_stream).unwrap();
         second.synchronize_stream(second_stream).unwrap();
         assert_eq!(contents(second, copy, bytes), pattern(bytes, 1));

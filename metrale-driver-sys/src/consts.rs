@@ -2,7 +2,7 @@
 //! The driver's numbers that are not statuses: flags, attributes, modes. Values are those of the CUDA headers.
 
 use crate::{
-    CUjit_option, CUmemorytype, CUstreamCaptureMode, CUstreamCaptureStatus, CUtensorMapDataType,
+    CUjit_option, CUmemorytype, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUtensorMapDataType,
     CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle,
 };
 use core::ffi::c_uint;
@@ -11,6 +11,11 @@ use core::ffi::c_uint;
 pub const CU_STREAM_DEFAULT: c_uint = 0;
 /// A stream that has nothing to do with the legacy stream.
 pub const CU_STREAM_NON_BLOCKING: c_uint = 1;
+
+/// The legacy stream by its other name, for calls that take 0 for something else.
+pub const CU_STREAM_LEGACY: CUstream = 1;
+/// The default stream of the calling thread.
+pub const CU_STREAM_PER_THREAD: CUstream = 2;
 
 /// An event that keeps time and spins.
 pub const CU_EVENT_DEFAULT: c_uint = 0;

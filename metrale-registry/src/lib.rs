@@ -47,9 +47,9 @@
 //! ```
 
 mod advice;
-mod call;
 #[cfg(feature = "cudarc")]
 mod cudarc;
+mod current;
 mod device;
 mod error;
 mod host;
@@ -64,6 +64,7 @@ mod visible_devices;
 pub use advice::{advice, is_teardown_noop};
 #[cfg(feature = "cudarc")]
 pub use cudarc::CudarcError;
+pub use current::CurrentContext;
 pub use device::{DeviceFacts, device_count};
 pub use error::{ModuleLoadError, RegistryError, ReleaseError};
 pub use host::{CudaHost, HostError};

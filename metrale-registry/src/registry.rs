@@ -132,8 +132,8 @@ impl MetraleRegistry {
     /// freed by the caller, and gone with the registry.
     ///
     /// # Errors
-    /// `ModuleNotFound` and `SymbolNotFound`, with the nearest names there are; `NulInName`; `LookUp` for other
-    /// answers of the driver.
+    /// `ModuleNotFound` and `SymbolNotFound`, with the nearest names there are; `SymbolIsKernel`; `NulInName`; `LookUp`
+    /// for other answers of the driver.
     pub fn device_symbol(&self, module: &str, symbol: &str) -> Result<(CUdeviceptr, usize), RegistryError> {
         self.module(module)?.symbol(&self.host, symbol)
     }
@@ -181,6 +181,7 @@ impl MetraleRegistry {
     ///
     /// # Safety
     /// * `function` is of this registry, and the registry stays alive until the kernel is done.
+    /// * `stream` is live: the driver follows the handle.
     /// * `params` has one pointer for each of the kernel's parameters, in order, each valid for reading that
     ///   parameter's size during the call; the driver copies the values.
     /// * The kernel is sound to run with these values: it touches no memory but what they give it, and that memory

@@ -138,15 +138,17 @@ impl MetraleCudaBackend {
             return Ok(());
         }
         self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Destination, dst, src.len() as u64)?;
         // Asked first: once the copy is queued there must be no way out that leaves the source unguarded.
         let wait = self.is_read_late(src)?;
         // SAFETY: the source is a slice of that many bytes; where the device reads it late, the wait below keeps it
-        // borrowed until it has been read, and otherwise the driver has staged it at the return.
+        // borrowed until it has been read, and otherwise the driver has staged it at the return. The stream is held.
         let queued = unsafe { self.queue_h2d(src.as_ptr(), src.len(), dst, stream) };
         if wait {
             // Also after a refusal, which may have come when part of the source was already queued.
-            let waited = self.wait_for_stream(stream);
+            // SAFETY: the stream is held.
+            let waited = unsafe { self.wait_for_stream(stream) };
             queued.and(waited)
         } else {
             queued
@@ -169,15 +171,16 @@ impl MetraleCudaBackend {
             return Ok(());
         }
         self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise; the stream is held.
         unsafe { self.queue_h2d(src, bytes, dst, stream) }
     }
 
     /// Queues a copy to the device.
     ///
     /// # Safety
-    /// As for [`copy_h2d_async_retained`](Self::copy_h2d_async_retained).
+    /// As for [`copy_h2d_async_retained`](Self::copy_h2d_async_retained), and the stream stays alive over the call.
     unsafe fn queue_h2d(&self, src: *const u8, bytes: usize, dst: DevicePtr, stream: u64) -> Result<()> {
         const WHAT: &str = "queueing a copy to the device";
         trace(LaunchKind::CopyH2d, WHAT, [LaunchArg::Pointer(dst.0), LaunchArg::U64(bytes as u64)]);
@@ -193,12 +196,14 @@ impl MetraleCudaBackend {
             return Ok(());
         }
         self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Source, src, dst.len() as u64)?;
         count_blocking_d2h(dst.len());
-        // SAFETY: the destination is a slice of that many bytes, and stays borrowed over the wait below.
+        // SAFETY: the destination is a slice of that many bytes, and stays borrowed over the wait below; the stream is held.
         let queued = unsafe { self.queue_d2h(src, dst.as_mut_ptr(), dst.len(), stream) };
         // Also after a refusal, which may have come when part of the copy was already queued.
-        let waited = self.wait_for_stream(stream);
+        // SAFETY: the stream is held.
+        let waited = unsafe { self.wait_for_stream(stream) };
         queued.and(waited)
     }
 
@@ -218,15 +223,16 @@ impl MetraleCudaBackend {
             return Ok(());
         }
         self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Source, src, bytes as u64)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise; the stream is held.
         unsafe { self.queue_d2h(src, dst, bytes, stream) }
     }
 
     /// Queues a copy to the host.
     ///
     /// # Safety
-    /// As for [`copy_d2h_async_retained`](Self::copy_d2h_async_retained).
+    /// As for [`copy_d2h_async_retained`](Self::copy_d2h_async_retained), and the stream stays alive over the call.
     unsafe fn queue_d2h(&self, src: DevicePtr, dst: *mut u8, bytes: usize, stream: u64) -> Result<()> {
         const WHAT: &str = "queueing a copy to the host";
         trace(LaunchKind::CopyD2h, WHAT, [LaunchArg::Pointer(src.0), LaunchArg::U64(bytes as u64)]);
@@ -242,6 +248,7 @@ impl MetraleCudaBackend {
             return Ok(());
         }
         self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Source, src, bytes as u64)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
         trace(
@@ -249,7 +256,7 @@ impl MetraleCudaBackend {
             WHAT,
             [src.0, dst.0].map(LaunchArg::Pointer).into_iter().chain([LaunchArg::U64(bytes as u64)]),
         );
-        // SAFETY: no host memory is passed; the driver checks the addresses.
+        // SAFETY: no host memory is passed; the driver checks the addresses, the stream is held.
         unsafe { ask!(self.driver(), cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes, stream)) }
             .map_err(|error| self.copy_failed(error, WHAT, Some(src), Some(dst), bytes))
     }
@@ -273,7 +280,7 @@ impl MetraleCudaBackend {
 
     /// Waits for the backend's own stream, which does not synchronize with the driver's blocking calls.
     pub(crate) fn own_stream_done(&self) -> Result<()> {
-        // SAFETY: takes a handle, which is the backend's own.
+        // SAFETY: takes the host's own stream, which is destroyed with the host.
         unsafe { ask!(self.driver(), cuStreamSynchronize(self.stream())) }
             .doing(|| "waiting for the backend's stream before a blocking operation".to_owned())
     }

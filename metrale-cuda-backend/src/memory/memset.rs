@@ -26,7 +26,8 @@ impl MetraleCudaBackend {
         trace_fill(WHAT, dst, u32::from(value), bytes);
         // SAFETY: no host memory is passed; the driver checks the address.
         unsafe { ask!(self.driver(), cuMemsetD8_v2(dst.0, value, bytes)) }
-            .map_err(|error| self.fill_failed(error, WHAT, dst, bytes, LEGACY_STREAM))?;
+            // SAFETY: the legacy stream is always there.
+            .map_err(|error| unsafe { self.fill_failed(error, WHAT, dst, bytes, LEGACY_STREAM) })?;
         self.legacy_stream_done(WHAT)
     }
 
@@ -37,11 +38,13 @@ impl MetraleCudaBackend {
             return Ok(());
         }
         self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
         trace_fill(WHAT, dst, u32::from(value), bytes);
-        // SAFETY: no host memory is passed; the driver checks the address.
+        // SAFETY: no host memory is passed; the driver checks the address, the stream is held.
         unsafe { ask!(self.driver(), cuMemsetD8Async(dst.0, value, bytes, stream)) }
-            .map_err(|error| self.fill_failed(error, WHAT, dst, bytes, stream))
+            // SAFETY: the stream is held.
+            .map_err(|error| unsafe { self.fill_failed(error, WHAT, dst, bytes, stream) })
     }
 
     /// See [`GpuBackend::memset_d32_async`](crate::GpuBackend::memset_d32_async).
@@ -63,16 +66,21 @@ impl MetraleCudaBackend {
             .into());
         };
         self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
         trace_fill(WHAT, dst, value, bytes);
-        // SAFETY: no host memory is passed; the driver checks the address.
+        // SAFETY: no host memory is passed; the driver checks the address, the stream is held.
         unsafe { ask!(self.driver(), cuMemsetD32Async(dst.0, value, words, stream)) }
-            .map_err(|error| self.fill_failed(error, WHAT, dst, bytes, stream))
+            // SAFETY: the stream is held.
+            .map_err(|error| unsafe { self.fill_failed(error, WHAT, dst, bytes, stream) })
     }
 
     /// The error for a fill the driver refused, after a look at whether the context is lost.
+    ///
+    /// # Safety
+    /// The stream stays alive over the call.
     #[cold]
-    fn fill_failed(
+    unsafe fn fill_failed(
         &self,
         error: DriverError,
         doing: &'static str,
@@ -80,7 +88,9 @@ impl MetraleCudaBackend {
         bytes: usize,
         stream: u64,
     ) -> Error {
-        self.probe(error, stream, || format!("{doing}, {} at {dst}", ByteSize::of(bytes)));
+        let after = || format!("{doing}, {} at {dst}", ByteSize::of(bytes));
+        // SAFETY: the caller's promise.
+        unsafe { self.probe(error, stream, after) };
         self.copy_failed(error, doing, None, Some(dst), bytes)
     }
 }

@@ -10,6 +10,7 @@ mod memset;
 mod out_of_memory;
 mod peer;
 mod pinned;
+mod pinned_book;
 mod upload;
 
 // Decisions that need no driver.
@@ -25,6 +26,8 @@ pub use copy_2d::{Copy2d, Side};
 pub use info::MemoryInfo;
 pub use out_of_memory::{Holder, OutOfMemory, Verdict};
 pub use pinned::{PinnedBuffer, PinnedPtr};
+pub(crate) use pinned_book::PinnedBook;
+pub use pinned_book::StalePinned;
 pub use upload::Uploader;
 
 pub use cgroup::{CgroupLimit, NotALimit};

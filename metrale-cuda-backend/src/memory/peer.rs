@@ -7,7 +7,7 @@ use metrale_ledger::{ByteSize, Whois};
 use metrale_telemetry::{LaunchArg, LaunchKind};
 
 use crate::backend::MetraleCudaBackend;
-use crate::call::{Doing, failed};
+use crate::call::{Doing, ask, failed};
 use crate::error::BadArgument;
 use crate::gpu::DevicePtr;
 use crate::memory::copy::{End, trace};
@@ -18,7 +18,7 @@ impl MetraleCudaBackend {
     /// may be on one device.
     ///
     /// Does not block. Valid on `stream`; to make work of the other device wait for it, record an event behind it and let a
-    /// stream of `to` [wait](crate::GpuBackend::wait_event) for that. What was queued on the other device before is not
+    /// stream of `to` [wait](Self::wait_peer_event) for that. What was queued on the other device before is not
     /// waited for. Recorded by a capture of `stream`. The devices need no access to each other's memory: the driver goes by
     /// the host where they have none.
     ///
@@ -57,7 +57,9 @@ impl MetraleCudaBackend {
         if !self.may_copy_to("queueing a copy between devices", src, to, dst, bytes)? {
             return Ok(());
         }
-        self.queue_peer(src, to, dst, bytes, stream)
+        let _held = self.hold_stream(stream, "queueing a copy between devices")?;
+        // SAFETY: the stream is held.
+        unsafe { self.queue_peer(src, to, dst, bytes, stream) }
     }
 
     /// Copies `bytes` from this backend's device to that of `to`. Blocking: it first waits for both backends' own streams
@@ -77,8 +79,41 @@ impl MetraleCudaBackend {
             to.legacy_stream_done(WHAT)?;
         }
         self.own_stream_done()?;
-        self.queue_peer(src, to, dst, bytes, LEGACY_STREAM)?;
+        // SAFETY: the legacy stream is always there.
+        unsafe { self.queue_peer(src, to, dst, bytes, LEGACY_STREAM) }?;
         self.legacy_stream_done(WHAT)
+    }
+
+    /// Makes later work of `stream`, a stream of this backend, wait for an event of another backend, on this device or
+    /// another of the same driver: how the receiver of a [copy](Self::copy_peer_async) waits for it. An event never
+    /// recorded counts as passed. Does not block. Recorded by a capture, for events recorded in that capture.
+    ///
+    /// # Errors
+    /// [`BadArgument`] for a stream or event that is not live, or backends of two drivers; otherwise as
+    /// [`GpuBackend`](crate::GpuBackend) says.
+    pub fn wait_peer_event(&self, stream: u64, of: &Self, event: u64) -> Result<()> {
+        const WHAT: &str = "making a stream wait for another backend's event";
+        self.bound(WHAT)?;
+        self.shares_its_driver(WHAT, of)?;
+        let _held = (of.hold_event(event, WHAT)?, self.hold_stream(stream, WHAT)?);
+        // SAFETY: no memory is passed; event and stream are held.
+        unsafe { ask!(self.driver(), cuStreamWaitEvent(stream, event, 0)) }.doing(|| {
+            format!("making stream {stream:#x} wait for event {event:#x} of device {}", of.ordinal())
+        })
+    }
+
+    /// Refuses what no driver can do: to reach from one into another.
+    fn shares_its_driver(&self, doing: &'static str, other: &Self) -> Result<(), BadArgument> {
+        let [mine, theirs] =
+            [self, other].map(|backend| core::ptr::from_ref(backend.driver()).cast::<()>().addr());
+        if mine == theirs {
+            return Ok(());
+        }
+        Err(BadArgument::new(format!(
+            "{doing}: the backends are on two drivers ({} and {}), which know nothing of each other; go by the host instead",
+            self.driver().source(),
+            other.driver().source()
+        )))
     }
 
     /// Checks both ends, each by the ledger of its own side; false where there is nothing to copy.
@@ -95,23 +130,24 @@ impl MetraleCudaBackend {
         }
         self.bound(doing)?;
         to.latch().sound(|| doing.to_owned())?;
-        let [mine, theirs] =
-            [self, to].map(|backend| core::ptr::from_ref(backend.driver()).cast::<()>().addr());
-        if mine != theirs {
-            return Err(BadArgument::new(format!(
-                "{doing}: the backends are on two drivers ({} and {}), which know nothing of each other's memory; copy by the \
-                 host instead",
-                self.driver().source(),
-                to.driver().source()
-            ))
-            .into());
-        }
+        self.shares_its_driver(doing, to)?;
         self.within(doing, End::Source, src, bytes as u64)?;
         to.within(doing, End::Destination, dst, bytes as u64)?;
         Ok(true)
     }
 
-    fn queue_peer(&self, src: DevicePtr, to: &Self, dst: DevicePtr, bytes: usize, stream: u64) -> Result<()> {
+    /// Queues the copy.
+    ///
+    /// # Safety
+    /// The stream stays alive over the call.
+    unsafe fn queue_peer(
+        &self,
+        src: DevicePtr,
+        to: &Self,
+        dst: DevicePtr,
+        bytes: usize,
+        stream: u64,
+    ) -> Result<()> {
         trace(
             LaunchKind::CopyD2d,
             "queueing a copy between devices",
@@ -119,7 +155,7 @@ impl MetraleCudaBackend {
         );
         let (from_context, to_context) = (self.host().context(), to.host().context());
         // SAFETY: no host memory is passed; the contexts are those of two hosts that are alive, and the driver checks the
-        // addresses.
+        // addresses; the caller's promise for the stream.
         let status =
             unsafe { self.driver().cuMemcpyPeerAsync(dst.0, to_context, src.0, from_context, bytes, stream) };
         check(DriverFn::cuMemcpyPeerAsync, status)

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use metrale_cuda_backend::DriverApi;
 use metrale_driver_sim::driver_sys::{CUresult, DriverFn, for_each_driver_function};
 
-type Hook = Box<dyn Fn(DriverFn) + Send>;
+type Hook = Arc<dyn Fn(DriverFn) + Send + Sync>;
 
 /// Wraps a driver.
 pub struct HookedDriver {
@@ -19,13 +19,14 @@ impl HookedDriver {
         Self { inner, hook: Mutex::new(None) }
     }
 
-    /// Calls `hook` before every call from now on.
-    pub fn before_each(&self, hook: impl Fn(DriverFn) + Send + 'static) {
-        *self.hook.lock().unwrap() = Some(Box::new(hook));
+    /// Calls `hook` before every call from now on, on the calling thread, which it may keep waiting.
+    pub fn before_each(&self, hook: impl Fn(DriverFn) + Send + Sync + 'static) {
+        *self.hook.lock().unwrap() = Some(Arc::new(hook));
     }
 
     fn call(&self, function: DriverFn, inner: impl FnOnce() -> CUresult) -> CUresult {
-        if let Some(hook) = &*self.hook.lock().unwrap() {
+        let hook = self.hook.lock().unwrap().clone();
+        if let Some(hook) = hook {
             hook(function);
         }
         inner()

@@ -142,11 +142,13 @@ impl Cuda {
     }
 
     pub(crate) fn capture_state(&self, stream: u64) -> Answer<u32> {
-        stream_capture_status(&*self.api, stream).map_err(|error| error.status)
+        // SAFETY: streams are the driver's to judge here.
+        unsafe { stream_capture_status(&*self.api, stream) }.map_err(|error| error.status)
     }
 
     pub(crate) fn instantiate(&self, graph: u64) -> Answer<u64> {
-        graph_instantiate(&*self.api, graph, 0).map_err(|error| error.status)
+        // SAFETY: as above.
+        unsafe { graph_instantiate(&*self.api, graph, 0) }.map_err(|error| error.status)
     }
 
     pub(crate) fn nodes(&self, graph: u64) -> Answer<usize> {
@@ -168,6 +170,14 @@ impl Cuda {
         // SAFETY: the result pointers are locals.
         let status = unsafe { self.api.cuMemGetAddressRange_v2(&mut base, &mut bytes, address) };
         answer(status, (base, bytes))
+    }
+
+    /// An attribute of an address that is a 32-bit number.
+    pub(crate) fn pointer_attribute(&self, attribute: u32, address: u64) -> Answer<u32> {
+        let mut value = 0u32;
+        // SAFETY: the result pointer is a local of the attribute's type.
+        let status = unsafe { self.api.cuPointerGetAttribute((&raw mut value).cast(), attribute, address) };
+        answer(status, value)
     }
 
     pub(crate) fn alloc_host(&self, bytes: usize) -> Answer<*mut c_void> {
