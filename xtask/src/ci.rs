@@ -45,7 +45,11 @@ const JOBS: [Job; 15] = [
     Job { name: "tidy", what: "headers, words, directions, reasons", run: |_| passed(tidy::run()) },
     Job { name: "direction", what: "cargo tree of the pure crates shows no driver", run: direction },
     Job { name: "ptx", what: "committed PTX is what its source gives", run: |_| ptx::check() },
-    Job { name: "scale", what: "builds for SCALE, by environment and by feature", run: scale },
+    Job {
+        name: "scale",
+        what: "builds for SCALE by feature and by environment, and tests of that build",
+        run: scale,
+    },
     Job { name: "clippy", what: "workspace, all targets, warnings denied", run: clippy },
     Job { name: "features", what: "each crate bare, then each of its features alone", run: each_feature },
     Job { name: "docs", what: "documentation, warnings denied", run: docs },
@@ -143,11 +147,20 @@ fn direction(_: &Metadata) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
+/// The crates that act on a driver, in which a build for SCALE differs.
+const ACT_ON_A_DRIVER: [&str; 4] =
+    ["metrale-driver-sys", "metrale-driver-sim", "metrale-registry", "metrale-cuda-backend"];
+
 fn scale(_: &Metadata) -> Result<Outcome> {
     let check = ["check", "--workspace", "--all-targets"];
-    run_command(cargo(check).env("METRALE_TARGET_HW", "strix"))?;
-    let feature = ["--features", "metrale-driver-sys/metrale_scale"];
-    passed(run_command(cargo(check).args(feature)))
+    run_command(cargo(check).args(["--features", "metrale-driver-sys/metrale_scale"]))?;
+    let variable = ("METRALE_TARGET_HW", "strix_halo");
+    run_command(cargo(check).env(variable.0, variable.1))?;
+    let mut tests = cargo(["test"]);
+    for package in ACT_ON_A_DRIVER {
+        tests.args(["-p", package]);
+    }
+    passed(run_command(tests.env(variable.0, variable.1)))
 }
 
 fn clippy(_: &Metadata) -> Result<Outcome> {

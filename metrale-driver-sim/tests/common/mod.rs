@@ -308,3 +308,8 @@ pub(crate) fn on_another_thread<T: Send>(cuda: &Cuda, context: u64, call: impl F
         thread.join().unwrap()
     })
 }
+
+/// The state of a capture as this build is told of it: a build for SCALE cannot ask, and hears 0.
+pub(crate) const fn told(state: u32) -> u32 {
+    if metrale_driver_sim::driver_sys::SCALE { 0 } else { state }
+}
