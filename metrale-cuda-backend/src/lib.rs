@@ -70,8 +70,8 @@ pub use error::{BadArgument, CallFailed, ContextLost, LedgerConflict, NotBound, 
 pub use gpu::{DevicePtr, GpuBackend, GraphHandle, KernelHandle};
 pub use launch::{KernelFault, KernelLaunch};
 pub use memory::{
-    Copy2d, CopyOutOfBounds, End, FreeError, Holder, MemoryInfo, OutOfMemory, PinnedBuffer, PinnedPtr, Side,
-    StalePinned, Uploader, Verdict,
+    Copy2d, CopyOutOfBounds, End, FoundMemory, FreeError, Holder, MemoryInfo, NotDeviceMemory, OutOfMemory,
+    PinnedBuffer, PinnedPtr, Side, StalePinned, Uploader, Verdict,
 };
 pub use metrale_driver_sys::{CUtensorMap, DriverApi, DriverError, DriverFn};
 pub use metrale_ledger::{AllocKind, AllocRecord, ByteSize, ForgetError, LedgerProbe, ScopeGuard, Snapshot};
