@@ -5,7 +5,7 @@ use core::fmt;
 use std::sync::Arc;
 
 use anyhow::Result;
-use metrale_driver_sys::{CUcontext, CUdevice_attribute, DriverApi, DriverError, is_sticky};
+use metrale_driver_sys::{CUcontext, DriverApi, DriverError, attribute, is_sticky};
 use metrale_ledger::{LedgerProbe, ScopeGuard};
 use metrale_registry::{
     CudaHost, CurrentContext, DeviceFacts, HostError, MetraleRegistry, TeardownSink, is_teardown_noop,
@@ -25,9 +25,6 @@ use crate::memory::PinnedBook;
 use crate::op_cache::OpCache;
 use crate::signature::Signatures;
 use crate::timing::Timing;
-
-/// A device that reads pageable host memory through the host's own page tables.
-const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: CUdevice_attribute = 100;
 
 /// The CUDA backend: one device's context, kernel modules, stream and ledger.
 ///
@@ -194,16 +191,19 @@ fn note_modules(registry: &MetraleRegistry) {
     }
 }
 
-/// Whether copies from pageable memory may still read it after they were queued: where the device shares the host's
-/// memory or its page tables, the driver need not stage anything.
+/// Whether the device reaches all of the host's memory by its address. Then copies from pageable memory may still read it
+/// after they were queued, for the driver need not stage anything; and any host address would do for a device's.
 fn reads_pageable_memory(host: &CudaHost) -> bool {
-    let mut uses_page_tables = 0;
-    let which = PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
+    let mut reads = 0;
     // SAFETY: the result pointer is a local.
-    let answer =
-        unsafe { ask!(host.driver(), cuDeviceGetAttribute(&mut uses_page_tables, which, host.device())) };
+    let answer = unsafe {
+        ask!(
+            host.driver(),
+            cuDeviceGetAttribute(&mut reads, attribute::PAGEABLE_MEMORY_ACCESS, host.device())
+        )
+    };
     // A driver too old to know the attribute has no such device.
-    host.facts().integrated || (answer.is_ok() && uses_page_tables != 0)
+    host.facts().integrated || (answer.is_ok() && reads != 0)
 }
 
 impl MetraleCudaBackend {

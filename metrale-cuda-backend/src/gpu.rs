@@ -159,7 +159,9 @@ pub trait GpuBackend: Send + Sync {
     /// Copies `src` to the device. Blocking: complete, and valid on every stream, at return.
     ///
     /// # Errors
-    /// [`CopyOutOfBounds`](crate::CopyOutOfBounds) past the end of an allocation the ledger knows.
+    /// [`CopyOutOfBounds`](crate::CopyOutOfBounds) past the end of an allocation the ledger knows;
+    /// [`NotDeviceMemory`](crate::NotDeviceMemory) for the address of pinned or other host memory, which a driver would take
+    /// as well as a device's, whoever has borrowed it. Memory that is not on the ledger costs a question to the driver.
     fn copy_h2d(&self, src: &[u8], dst: DevicePtr) -> Result<()>;
 
     /// Copies from the device into `dst`. Blocking: the data is there at return.

@@ -86,8 +86,8 @@ pub use fault_probe::{FaultLatch, FaultReason};
 pub use gpu::{DevicePtr, GpuBackend, GraphHandle, KernelHandle};
 pub use launch::{KernelFault, KernelLaunch};
 pub use memory::{
-    Copy2d, CopyOutOfBounds, End, FreeError, Holder, MemoryInfo, OutOfMemory, PinnedBuffer, PinnedPtr, Side,
-    StalePinned, Uploader, Verdict,
+    Copy2d, CopyOutOfBounds, End, FoundMemory, FreeError, Holder, MemoryInfo, NotDeviceMemory, OutOfMemory,
+    PinnedBuffer, PinnedPtr, Side, StalePinned, Uploader, Verdict,
 };
 pub use merged_report::{DeviceLedger, MergedReport};
 pub use metrale_driver_sys::{CUtensorMap, DriverApi, DriverError, DriverFn};

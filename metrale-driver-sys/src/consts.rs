@@ -101,6 +101,8 @@ pub mod attribute {
     pub const MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: CUdevice_attribute = 81;
     /// 1 where managed memory exists.
     pub const MANAGED_MEMORY: CUdevice_attribute = 83;
+    /// 1 where the device reaches pageable host memory by its host address.
+    pub const PAGEABLE_MEMORY_ACCESS: CUdevice_attribute = 88;
     /// 1 where the device may touch managed memory while the host does.
     pub const CONCURRENT_MANAGED_ACCESS: CUdevice_attribute = 89;
     /// Shared memory a block may use after opting in, in bytes.
@@ -109,6 +111,8 @@ pub mod attribute {
     pub const CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: CUdevice_attribute = 91;
     /// 1 where host memory can be registered read-only.
     pub const HOST_REGISTER_SUPPORTED: CUdevice_attribute = 99;
+    /// 1 where it does so through the host's own page tables.
+    pub const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: CUdevice_attribute = 100;
     /// 1 where memory pools exist.
     pub const MEMORY_POOLS_SUPPORTED: CUdevice_attribute = 115;
 }

@@ -9,13 +9,14 @@ use core::ffi::c_void;
 use core::fmt;
 
 use anyhow::{Error, Result};
-use metrale_driver_sys::{CUDA_ERROR_INVALID_VALUE, DriverError, pointer_attribute};
+use metrale_driver_sys::DriverError;
 use metrale_ledger::{AllocKind, AllocRecord, ByteSize, LiveAllocation, Whois};
 use metrale_telemetry::{Counter, Launch, LaunchArg, LaunchKind, run_metrics};
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask, failed};
 use crate::gpu::DevicePtr;
+use crate::memory::not_device::{FoundMemory, NotDeviceMemory};
 use crate::stream::LEGACY_STREAM;
 
 /// Which end of a copy or fill.
@@ -88,7 +89,8 @@ impl MetraleCudaBackend {
         self.within(WHAT, End::Destination, dst, src.len() as u64)?;
         self.own_stream_done()?;
         trace(LaunchKind::CopyH2d, WHAT, [LaunchArg::Pointer(dst.0), LaunchArg::U64(src.len() as u64)]);
-        // SAFETY: the source is a slice of that many bytes, consumed before the call returns.
+        // SAFETY: the source is a slice of that many bytes, consumed before the call returns; the destination is no host
+        // memory (`within`), and what else is wrong with it the driver answers.
         unsafe { ask!(self.driver(), cuMemcpyHtoD_v2(dst.0, src.as_ptr().cast(), src.len())) }
             .map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), src.len()))?;
         self.legacy_stream_done(WHAT)
@@ -125,7 +127,7 @@ impl MetraleCudaBackend {
             WHAT,
             [src.0, dst.0].map(LaunchArg::Pointer).into_iter().chain([LaunchArg::U64(bytes as u64)]),
         );
-        // SAFETY: no host memory is passed; the driver checks the addresses.
+        // SAFETY: neither end is host memory (`within`), and what else is wrong with them the driver answers.
         unsafe { ask!(self.driver(), cuMemcpyDtoD_v2(dst.0, src.0, bytes)) }
             .map_err(|error| self.copy_failed(error, WHAT, Some(src), Some(dst), bytes))?;
         self.legacy_stream_done(WHAT)
@@ -143,7 +145,8 @@ impl MetraleCudaBackend {
         // Asked first: once the copy is queued there must be no way out that leaves the source unguarded.
         let wait = self.is_read_late(src)?;
         // SAFETY: the source is a slice of that many bytes; where the device reads it late, the wait below keeps it
-        // borrowed until it has been read, and otherwise the driver has staged it at the return. The stream is held.
+        // borrowed until it has been read, and otherwise the driver has staged it at the return. The destination is no host memory (`within`), and the
+        // stream is held.
         let queued = unsafe { self.queue_h2d(src.as_ptr(), src.len(), dst, stream) };
         if wait {
             // Also after a refusal, which may have come when part of the source was already queued.
@@ -256,25 +259,26 @@ impl MetraleCudaBackend {
             WHAT,
             [src.0, dst.0].map(LaunchArg::Pointer).into_iter().chain([LaunchArg::U64(bytes as u64)]),
         );
-        // SAFETY: no host memory is passed; the driver checks the addresses, the stream is held.
+        // SAFETY: neither end is host memory (`within`), and what else is wrong with them the driver answers; the stream is
+        // held.
         unsafe { ask!(self.driver(), cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes, stream)) }
             .map_err(|error| self.copy_failed(error, WHAT, Some(src), Some(dst), bytes))
     }
 
-    /// Refuses an end that begins in an allocation the ledger knows and would leave it.
-    pub(crate) fn within(
-        &self,
-        operation: &'static str,
-        end: End,
-        ptr: DevicePtr,
-        bytes: u64,
-    ) -> Result<(), CopyOutOfBounds> {
-        match self.book().whois(ptr.0) {
-            Whois::Live { allocation, offset_bytes } if bytes > room(&allocation.record, offset_bytes) => {
-                Err(CopyOutOfBounds { operation, end, addr: ptr.0, bytes, owner: Box::new(allocation) })
+    /// Refuses an end that begins in an allocation the ledger knows and would leave it, and one that is, or could be, host
+    /// memory: what passes is memory that no Rust code has borrowed. The thread is known to be bound.
+    pub(crate) fn within(&self, operation: &'static str, end: End, ptr: DevicePtr, bytes: u64) -> Result<()> {
+        let addr = ptr.0;
+        match self.book().whois(addr) {
+            Whois::Live { allocation, .. } if allocation.record.kind == AllocKind::Pinned => {
+                let found = FoundMemory::Pinned(Box::new(allocation));
+                Err(NotDeviceMemory { operation, end, addr, found }.into())
             }
-            // Not ours: another owner's memory is the driver's to judge.
-            _ => Ok(()),
+            Whois::Live { allocation, offset_bytes } if bytes > room(&allocation.record, offset_bytes) => {
+                Err(CopyOutOfBounds { operation, end, addr, bytes, owner: Box::new(allocation) }.into())
+            }
+            Whois::Live { .. } => Ok(()),
+            unknown => self.not_the_hosts(operation, end, ptr, &unknown),
         }
     }
 
@@ -307,28 +311,11 @@ impl MetraleCudaBackend {
                 self.book().whois(addr),
                 Whois::Live { allocation, .. } if matches!(allocation.record.kind, AllocKind::Pinned | AllocKind::Managed)
             );
-            if ours || self.driver_knows(addr)? {
+            if ours || self.memory_type(addr)?.is_some() {
                 return Ok(true);
             }
         }
         Ok(false)
-    }
-
-    /// Whether an address is memory of the driver's.
-    fn driver_knows(&self, addr: u64) -> Result<bool> {
-        let mut kind = 0_u32;
-        let data = (&raw mut kind).cast::<c_void>();
-        // SAFETY: the result pointer is a local of the attribute's type; the address is only looked up.
-        match unsafe {
-            ask!(self.driver(), cuPointerGetAttribute(data, pointer_attribute::MEMORY_TYPE, addr))
-        } {
-            // So it answers for memory it never heard of.
-            Err(error) if error.status == CUDA_ERROR_INVALID_VALUE => Ok(false),
-            answer => {
-                answer.doing(|| format!("asking whether {addr:#x} is pinned"))?;
-                Ok(true)
-            }
-        }
     }
 
     /// The error for a copy or fill the driver refused, with what the ledger knows of its ends.

@@ -24,7 +24,7 @@ impl MetraleCudaBackend {
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
         self.own_stream_done()?;
         trace_fill(WHAT, dst, u32::from(value), bytes);
-        // SAFETY: no host memory is passed; the driver checks the address.
+        // SAFETY: the destination is no host memory (`within`), and what else is wrong with it the driver answers.
         unsafe { ask!(self.driver(), cuMemsetD8_v2(dst.0, value, bytes)) }
             // SAFETY: the legacy stream is always there.
             .map_err(|error| unsafe { self.fill_failed(error, WHAT, dst, bytes, LEGACY_STREAM) })?;
@@ -41,7 +41,8 @@ impl MetraleCudaBackend {
         let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
         trace_fill(WHAT, dst, u32::from(value), bytes);
-        // SAFETY: no host memory is passed; the driver checks the address, the stream is held.
+        // SAFETY: the destination is no host memory (`within`), and what else is wrong with it the driver answers; the
+        // stream is held.
         unsafe { ask!(self.driver(), cuMemsetD8Async(dst.0, value, bytes, stream)) }
             // SAFETY: the stream is held.
             .map_err(|error| unsafe { self.fill_failed(error, WHAT, dst, bytes, stream) })
@@ -69,7 +70,8 @@ impl MetraleCudaBackend {
         let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
         trace_fill(WHAT, dst, value, bytes);
-        // SAFETY: no host memory is passed; the driver checks the address, the stream is held.
+        // SAFETY: the destination is no host memory (`within`), and what else is wrong with it the driver answers; the
+        // stream is held.
         unsafe { ask!(self.driver(), cuMemsetD32Async(dst.0, value, words, stream)) }
             // SAFETY: the stream is held.
             .map_err(|error| unsafe { self.fill_failed(error, WHAT, dst, bytes, stream) })

@@ -154,7 +154,7 @@ impl MetraleCudaBackend {
             [src.0, dst.0].map(LaunchArg::Pointer).into_iter().chain([LaunchArg::U64(bytes as u64)]),
         );
         let (from_context, to_context) = (self.host().context(), to.host().context());
-        // SAFETY: no host memory is passed; the contexts are those of two hosts that are alive, and the driver checks the
+        // SAFETY: neither end is host memory (`within`); the contexts are those of two hosts that are alive, the driver checks the
         // addresses; the caller's promise for the stream.
         let status =
             unsafe { self.driver().cuMemcpyPeerAsync(dst.0, to_context, src.0, from_context, bytes, stream) };
