@@ -16,7 +16,8 @@ pub(crate) fn files(root: &Path) -> Result<Vec<PathBuf>> {
             let kind = entry.file_type()?;
             if kind.is_dir() && !is_left_out(&entry.file_name().to_string_lossy(), folder == root) {
                 folders.push(entry.path());
-            } else if kind.is_file() {
+            // In a second working tree of git's, `.git` is a file that says where the first one is.
+            } else if kind.is_file() && entry.file_name() != ".git" {
                 found.push(entry.path());
             }
         }
