@@ -53,18 +53,26 @@
 mod book;
 mod byte_size;
 mod check;
+mod event;
+mod group;
 mod index;
 mod ledger;
+mod meter;
 mod misuse;
+mod page;
 pub mod placement;
 mod record;
 mod report;
 mod residency;
 mod scope;
+mod shard;
+mod shared;
 mod snapshot;
+mod sync;
 
 pub use byte_size::ByteSize;
 pub use check::Mark;
+pub use event::{Event, EventKind};
 pub use ledger::{Ledger, LedgerProbe};
 pub use misuse::{ForgetError, FreedAllocation, FreedBy, MisuseCounts, RecordMisuse, Recorded, Whois};
 pub use record::{AllocKind, AllocRecord, LiveAllocation};

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! One table: the ledger beside a plain map behind a lock, and what its reads cost, on this machine.
+//!
+//! `cargo run --release -p metrale-ledger --example ratios`. The program needs nothing else when it runs, so that it can be
+//! taken to another machine. Every figure is the median of several rounds, the two sides in turns.
+
+use std::collections::HashMap;
+use std::hint::black_box;
+use std::panic::Location;
+use std::sync::Barrier;
+use std::time::Instant;
+
+use metrale_ledger::Ledger;
+use parking_lot::Mutex;
+
+const BASE: u64 = 0x7f0e_0000_0000;
+const BYTES: usize = 1000;
+const LIVE: [u64; 3] = [0, 25_000, 1_000_000];
+const THREADS: [u64; 4] = [1, 2, 4, 8];
+const ROUNDS: usize = 7;
+/// Addresses of 1 KiB side by side; a power of two, so that an odd factor makes them jump about without meeting.
+const PLACES: u64 = 1 << 21;
+
+/// The nth address of a jumping sequence.
+fn address(n: u64) -> u64 {
+    BASE + (n.wrapping_mul(0x9e37_79b9) % PLACES) * 1024
+}
+
+/// The least that answers what was live: a record per address behind one lock.
+type Plain = Mutex<HashMap<u64, (usize, &'static Location<'static>)>>;
+
+/// A side of the comparison: one record and forget.
+trait Pair: Sync {
+    fn record(&self, addr: u64);
+    fn forget(&self, addr: u64);
+}
+
+impl Pair for Ledger {
+    fn record(&self, addr: u64) {
+        black_box(Ledger::record(self, addr, BYTES, Location::caller()));
+    }
+
+    fn forget(&self, addr: u64) {
+        black_box(Ledger::forget(self, addr));
+    }
+}
+
+impl Pair for Plain {
+    fn record(&self, addr: u64) {
+        black_box(self.lock().insert(addr, (BYTES, Location::caller())));
+    }
+
+    fn forget(&self, addr: u64) {
+        black_box(self.lock().remove(&addr));
+    }
+}
+
+/// Nanoseconds a pair takes the thread that makes it, `threads` of them at once.
+fn pair_ns(side: &impl Pair, live: u64, threads: u64, pairs: u64) -> f64 {
+    let start = Barrier::new(threads as usize);
+    let times: Vec<f64> = std::thread::scope(|s| {
+        let run = |t: u64| {
+            let start = &start;
+            move || {
+                start.wait();
+                let begin = Instant::now();
+                for i in 0..pairs {
+                    // What is live takes the first `live` places; threads take turns in the rest.
+                    let n = live + (i * threads + t) % (PLACES - live);
+                    side.record(black_box(address(n)));
+                    side.forget(black_box(address(n)));
+                }
+                begin.elapsed().as_nanos() as f64 / pairs as f64
+            }
+        };
+        let handles: Vec<_> = (0..threads).map(|t| s.spawn(run(t))).collect();
+        handles.into_iter().filter_map(|handle| handle.join().ok()).collect()
+    });
+    times.iter().sum::<f64>() / times.len() as f64
+}
+
+fn median(mut of: Vec<f64>) -> f64 {
+    of.sort_by(f64::total_cmp);
+    of[of.len() / 2]
+}
+
+fn filled(live: u64) -> (Ledger, Plain) {
+    let (ledger, plain) = (Ledger::new(), Plain::default());
+    for n in 0..live {
+        Pair::record(&ledger, address(n));
+        plain.record(address(n));
+    }
+    (ledger, plain)
+}
+
+fn per_call(calls: u32, mut call: impl FnMut()) -> f64 {
+    let rounds = (0..ROUNDS).map(|_| {
+        let begin = Instant::now();
+        for _ in 0..calls {
+            call();
+        }
+        begin.elapsed().as_nanos() as f64 / f64::from(calls)
+    });
+    median(rounds.collect())
+}
+
+#[expect(clippy::print_stdout, reason = "a table is what it is for")]
+fn main() {
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    println!("record + forget, ns a pair as each thread sees it ({cores} cores)");
+    println!("{:>9} {:>7} {:>9} {:>9} {:>7}", "live", "threads", "ledger", "plain", "ratio");
+    for live in LIVE {
+        let (ledger, plain) = filled(live);
+        for threads in THREADS {
+            let pairs = 400_000 / threads;
+            let mut sides = [Vec::new(), Vec::new()];
+            for _ in 0..ROUNDS {
+                sides[0].push(pair_ns(&ledger, live, threads, pairs));
+                sides[1].push(pair_ns(&plain, live, threads, pairs));
+            }
+            let [ledger, plain] = sides.map(median);
+            println!("{live:>9} {threads:>7} {ledger:>9.1} {plain:>9.1} {:>7.2}", ledger / plain);
+        }
+    }
+    println!("\nreads, ns");
+    println!(
+        "{:>9} {:>9} {:>9} {:>9} {:>11} {:>11}",
+        "live", "live", "slack", "resident", "snapshot", "report"
+    );
+    for live in [1_000, 25_000, 1_000_000] {
+        let (ledger, _) = filled(live);
+        println!(
+            "{live:>9} {:>9.2} {:>9.2} {:>9.2} {:>11.0} {:>11.0}",
+            per_call(1_000_000, || {
+                black_box(ledger.live_bytes());
+            }),
+            per_call(1_000_000, || {
+                black_box(ledger.slack_bytes());
+            }),
+            per_call(1_000_000, || {
+                black_box(ledger.resident_bytes());
+            }),
+            per_call(50, || {
+                black_box(ledger.snapshot());
+            }),
+            per_call(50, || {
+                black_box(ledger.report(20, 1));
+            }),
+        );
+    }
+}
