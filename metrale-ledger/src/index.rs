@@ -80,7 +80,7 @@ struct Spanning {
 #[derive(Default)]
 pub(crate) struct Space {
     /// A power of two of them; none while they are dealt out.
-    pub(crate) shards: Vec<Box<Shard>>,
+    pub(crate) shards: Vec<Shard>,
     spanning: BTreeMap<u64, Spanning>,
     empty: BTreeMap<u64, Standing>,
     /// Live allocations that overlapped another when they were inserted. Each overlapping pair has at least one, so at 0
@@ -111,7 +111,7 @@ fn spanning_standing(base: u64, spanning: &Spanning) -> Standing {
 
 impl Space {
     pub(crate) fn new(shards: usize) -> Self {
-        let shards = (0..shards).map(|_| Box::default()).collect();
+        let shards = (0..shards).map(|_| Shard::default()).collect();
         Self { shards, spanning_state: 1, ..Self::default() }
     }
 

@@ -46,7 +46,8 @@
 //!
 //! # Features
 //!
-//! - `serde` (off): `Serialize` and `Deserialize` for [`Snapshot`], [`SnapshotDiff`] and what they hold.
+//! - `serde` (off): `Serialize` and `Deserialize` for [`Snapshot`], [`SnapshotDiff`], a plan's summary, and what they hold.
+//! - `trace` (off): reading allocation logs, compressed or not, and planning them.
 
 #![forbid(unsafe_code)]
 
@@ -61,6 +62,7 @@ mod meter;
 mod misuse;
 mod page;
 pub mod placement;
+pub mod plan;
 mod record;
 mod report;
 mod residency;
@@ -69,6 +71,8 @@ mod shard;
 mod shared;
 mod snapshot;
 mod sync;
+#[cfg(feature = "trace")]
+pub mod trace;
 
 pub use byte_size::ByteSize;
 pub use check::Mark;

@@ -335,6 +335,23 @@ impl Placement {
         })
     }
 
+    /// The bytes of a live allocation as they were asked for; none where the id names nothing live.
+    pub fn bytes_of(&self, id: PlacementId) -> Option<u64> {
+        let block = self.blocks.get(id.slot as usize).filter(|block| block.generation == id.generation)?;
+        match block.state {
+            State::Small { bytes } | State::Large { bytes } => Some(bytes),
+            State::Vacant | State::Hole { .. } => None,
+        }
+    }
+
+    /// Bytes of host memory that the model takes, by what its tables have room for.
+    pub fn memory_bytes(&self) -> usize {
+        // A map keeps its keys and values in nodes that are at least half full.
+        size_of::<Block>() * self.blocks.capacity()
+            + size_of::<u32>() * self.vacant.capacity()
+            + 2 * size_of::<((u64, u64), u32)>() * self.holes.len()
+    }
+
     /// Allocations placed and not freed.
     pub fn live_count(&self) -> usize {
         self.live_count

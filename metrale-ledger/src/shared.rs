@@ -144,7 +144,7 @@ pub(crate) struct Shared {
     /// Rises by 2 when a lane opens while another is, to an odd number when the first does, to an even one when all close.
     lanes_state: AtomicU64,
     turn: Apart<Mutex<()>>,
-    shards: [Apart<Mutex<Option<Box<Shard>>>>; SHARDS],
+    shards: [Apart<Mutex<Option<Shard>>>; SHARDS],
     lanes: [Apart<Mutex<Lane>>; LANES],
     /// The lane that last looked about.
     last_to_look: Apart<AtomicU64>,
@@ -205,7 +205,7 @@ impl Shared {
         }
         // A thread in a shard may be waiting for the book, so the shards come first.
         drop(core);
-        let shards: [Option<Box<Shard>>; SHARDS] = from_fn(|i| self.shards[i].lock().take());
+        let shards: [Option<Shard>; SHARDS] = from_fn(|i| self.shards[i].lock().take());
         let mut core = self.core.lock();
         core.book.device.shards.extend(shards.into_iter().flatten());
         core.dealt = false;
@@ -402,7 +402,7 @@ impl Shared {
             if let Some(index) = lane.apply(change) {
                 // The lane is open, so this is still the last peak.
                 let peaks = self.peaks.load(Relaxed);
-                let looks = lane.ops % LOOK_ABOUT == 0;
+                let looks = lane.ops.is_multiple_of(LOOK_ABOUT);
                 drop(lane);
                 let alone = looks && self.last_to_look.swap(number as u64 + 1, Relaxed) == number as u64 + 1;
                 return (index, Some(peaks), alone);
@@ -439,7 +439,7 @@ impl Shared {
     ) -> Dealt<Recorded> {
         let (number, offset) = locate(addr);
         let mut place = self.shards[number as usize % SHARDS].lock();
-        let Some(shard) = place.as_deref_mut() else { return Dealt::TakesWhole };
+        let Some(shard) = place.as_mut() else { return Dealt::TakesWhole };
         let key = Key { site, scope: scope.unwrap_or(NO_LABEL), tag: NO_LABEL, kind: AllocKind::Device };
         let group = match shard.numbers.get(&key) {
             Some(&group) => group,
@@ -483,7 +483,7 @@ impl Shared {
     fn forget_dealt(&self, addr: u64, freed_at: &'static Location<'static>) -> Dealt<AllocRecord> {
         let (number, offset) = locate(addr);
         let mut place = self.shards[number as usize % SHARDS].lock();
-        let Some(shard) = place.as_deref_mut() else { return Dealt::TakesWhole };
+        let Some(shard) = place.as_mut() else { return Dealt::TakesWhole };
         let Some((entry, counts)) = shard.pages.remove(number, offset, Entry::is_small) else {
             return Dealt::TakesWhole;
         };
