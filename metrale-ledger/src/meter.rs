@@ -393,6 +393,7 @@ impl Meter {
             may_pages: (free_pages / 4).clamp(0, i128::from(i64::MAX)) as i64,
             next_index: self.next_index,
             end_index: self.next_index + INDEX_BLOCK,
+            since_look: lane.since_look,
             ..Lane::default()
         };
         self.next_index += INDEX_BLOCK;
@@ -409,7 +410,8 @@ impl Meter {
         if lane.ops > 0 && self.is_at_peak() {
             self.keep_peak(self.pages);
         }
-        let lane = std::mem::take(lane);
+        let since_look = lane.since_look;
+        let lane = std::mem::replace(lane, Lane { since_look, ..Lane::default() });
         self.open &= !(1 << number);
         self.granted_bytes -= i128::from(lane.may_bytes);
         self.granted_pages -= lane.may_pages;
@@ -434,7 +436,9 @@ pub(crate) struct Lane {
     may_pages: i64,
     next_index: u64,
     end_index: u64,
-    pub(crate) ops: u64,
+    ops: u64,
+    /// Changes since its thread last looked whether others are about, closed or not in between.
+    pub(crate) since_look: u64,
 }
 
 impl Lane {
@@ -454,6 +458,7 @@ impl Lane {
         self.count += change.count;
         self.pages.add(change.flips.into());
         self.ops += 1;
+        self.since_look += 1;
         let index = self.next_index;
         self.next_index += u64::from(comes);
         Some(index)

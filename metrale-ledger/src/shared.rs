@@ -402,7 +402,10 @@ impl Shared {
             if let Some(index) = lane.apply(change) {
                 // The lane is open, so this is still the last peak.
                 let peaks = self.peaks.load(Relaxed);
-                let looks = lane.ops.is_multiple_of(LOOK_ABOUT);
+                let looks = lane.since_look >= LOOK_ABOUT;
+                if looks {
+                    lane.since_look = 0;
+                }
                 drop(lane);
                 let alone = looks && self.last_to_look.swap(number as u64 + 1, Relaxed) == number as u64 + 1;
                 return (index, Some(peaks), alone);
@@ -601,3 +604,6 @@ impl Shared {
         live.into_iter().map(|live| (live.addr, live.record)).collect()
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

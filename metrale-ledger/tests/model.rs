@@ -203,7 +203,7 @@ fn ops(grain: u64, spread: u64) -> impl Strategy<Value = Vec<Op>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 192, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases(192)) })]
 
     #[test]
     fn the_ledger_agrees_with_a_plain_map_whatever_is_asked(ops in ops(PAGE / 8, 40)) {
@@ -222,6 +222,11 @@ proptest! {
         // A chunk of 16 granules, so that every size and hole turns up often.
         placement_agrees(PackingRule::new(4096, 256).unwrap(), &steps);
     }
+}
+
+/// Cases of a property: few, unless the environment asks for more.
+fn cases(few: u32) -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(few)
 }
 
 /// A chunk as its granules: who holds each, by number.
