@@ -607,3 +607,6 @@ impl Shared {
 
 #[cfg(all(test, not(loom)))]
 mod tests;
+
+#[cfg(all(test, loom))]
+mod models;
