@@ -11,6 +11,7 @@ use std::sync::Barrier;
 use std::time::Instant;
 
 use metrale_ledger::Ledger;
+use metrale_ledger::plan::Plan;
 use parking_lot::Mutex;
 
 const BASE: u64 = 0x7f0e_0000_0000;
@@ -148,4 +149,25 @@ fn main() {
             }),
         );
     }
+
+    let begin = Instant::now();
+    let plan = planned(1_000_000, 100_000);
+    let took = begin.elapsed();
+    println!(
+        "\nplan of 1000000 operations, 100000 live: {} ms, {} bytes of memory a live allocation",
+        took.as_millis(),
+        plan.memory_bytes() / plan.live_count()
+    );
+}
+
+/// As many operations, with at most so many live: then each new allocation is for an older one's place.
+fn planned(operations: u64, live: u64) -> Plan {
+    let mut plan = Plan::h200();
+    for id in 0..live + (operations - live) / 2 {
+        if id >= live {
+            let _ = plan.free(id - live);
+        }
+        let _ = plan.alloc(id, 1 + id.wrapping_mul(0x9e37_79b9) % (3 << 20), None);
+    }
+    plan
 }

@@ -176,8 +176,11 @@ pub struct Plan {
     names: Vec<Arc<str>>,
     /// What each label holds; first what has none.
     holders: Vec<Held>,
-    /// How many allocations of each size there are more, or fewer, than at the last resident peak.
+    /// How many allocations of each size there are more, or fewer, than at the last resident peak. By the size that the rule
+    /// keeps for them: of those there are few, and no more matters.
     since_peak: HashMap<u64, i64, Mixer>,
+    /// [`arena_bytes`](Self::arena_bytes) at that peak.
+    arena_bytes_then: u64,
 }
 
 impl Plan {
@@ -198,6 +201,7 @@ impl Plan {
             names: Vec::new(),
             holders: vec![Held::default()],
             since_peak: HashMap::default(),
+            arena_bytes_then: 0,
         }
     }
 
@@ -257,8 +261,9 @@ impl Plan {
             if !self.since_peak.is_empty() {
                 self.since_peak = HashMap::default();
             }
+            self.arena_bytes_then = self.arena_bytes;
         } else {
-            self.note_size(bytes, 1);
+            self.note_size(reserved, 1);
         }
         self.peaks = peaks;
         Ok(Step { operation, live_bytes, resident_bytes })
@@ -302,7 +307,7 @@ impl Plan {
             now.bytes -= bytes;
             now.reserved -= reserved;
         }
-        self.note_size(bytes, -1);
+        self.note_size(reserved, -1);
         true
     }
 
@@ -363,30 +368,28 @@ impl Plan {
         id
     }
 
-    fn note_size(&mut self, bytes: u64, step: i64) {
-        let more = self.since_peak.entry(bytes).or_insert(0);
+    fn note_size(&mut self, reserved: u64, step: i64) {
+        let more = self.since_peak.entry(reserved).or_insert(0);
         *more += step;
         if *more == 0 {
-            self.since_peak.remove(&bytes);
+            self.since_peak.remove(&reserved);
         }
     }
 
-    /// The sizes that are live at the resident peak, largest first.
+    /// The sizes that are live at the resident peak, as the rule keeps them.
     fn sizes_at_peak(&self) -> Vec<u64> {
-        let bytes_of = |live: &Live| live.place.and_then(|place| self.placement.bytes_of(place)).unwrap_or(0);
         let mut more = self.since_peak.clone();
         let mut sizes: Vec<u64> = Vec::with_capacity(self.live.len());
-        for bytes in self.live.values().map(bytes_of) {
-            match more.get_mut(&bytes) {
+        for reserved in self.live.values().filter_map(|live| self.placement.reserved_bytes_of(live.place?)) {
+            match more.get_mut(&reserved) {
                 // One of those that came after the peak.
                 Some(later) if *later > 0 => *later -= 1,
-                _ => sizes.push(bytes),
+                _ => sizes.push(reserved),
             }
         }
-        for (bytes, gone) in more.into_iter().filter(|&(_, more)| more < 0) {
-            sizes.extend(std::iter::repeat_n(bytes, gone.unsigned_abs() as usize));
+        for (reserved, gone) in more.into_iter().filter(|&(reserved, more)| reserved > 0 && more < 0) {
+            sizes.extend(std::iter::repeat_n(reserved, gone.unsigned_abs() as usize));
         }
-        sizes.sort_unstable_by(|a, b| b.cmp(a));
         sizes
     }
 }

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::{Plan, class_of};
+use super::{Plan, RESIDENT, class_of};
 use crate::ByteSize;
 use crate::placement::{PackingRule, Placement, PlacementError};
 
@@ -16,7 +16,7 @@ pub enum Order {
     LargestFirst,
     /// The smallest first.
     SmallestFirst,
-    /// Each class of sizes, by powers of two, in chunks of its own, as pools by size keep them.
+    /// Each class of sizes (rounded up as the rule keeps them), by powers of two, in chunks of its own, as pools by size keep them.
     ByClass,
 }
 
@@ -53,7 +53,25 @@ impl Orders {
     /// # Errors
     /// [`PlacementError::TooLarge`] and its kin, where the rule does not place them.
     pub fn of(planned_bytes: u64, sizes: &[u64], rule: PackingRule) -> Result<Self, PlacementError> {
-        let mut sorted: Vec<u64> = sizes.iter().copied().filter(|&bytes| bytes > 0).collect();
+        let granularity = rule.granularity_bytes();
+        let arena = sizes
+            .iter()
+            .try_fold(0u64, |sum, bytes| sum.checked_add(bytes.checked_next_multiple_of(granularity)?));
+        Self::with_arena(planned_bytes, sizes, rule, arena)
+    }
+
+    /// As [`of`](Self::of), given what the sizes sum up to in an arena.
+    fn with_arena(
+        planned_bytes: u64,
+        sizes: &[u64],
+        rule: PackingRule,
+        arena: Option<u64>,
+    ) -> Result<Self, PlacementError> {
+        let total = |sum: Option<u64>| sum.ok_or(PlacementError::TooLarge { bytes: u64::MAX });
+        // Only the size that the rule keeps matters.
+        let kept: Result<Vec<u64>, _> =
+            sizes.iter().filter(|&&bytes| bytes > 0).map(|&bytes| rule.reserved_bytes(bytes)).collect();
+        let mut sorted = kept?;
         sorted.sort_unstable_by(|a, b| b.cmp(a));
         let take = |sizes: &mut dyn Iterator<Item = u64>| {
             let mut device = Placement::new(rule);
@@ -62,7 +80,6 @@ impl Orders {
             }
             Ok(device.resident_bytes())
         };
-        let total = |sum: Option<u64>| sum.ok_or(PlacementError::TooLarge { bytes: u64::MAX });
         let mut by_class = Some(0u64);
         for class in sorted.chunk_by(|&a, &b| class_of(a) == class_of(b)) {
             let resident = take(&mut class.iter().copied())?;
@@ -73,10 +90,6 @@ impl Orders {
             (Order::SmallestFirst, take(&mut sorted.iter().rev().copied())?),
             (Order::ByClass, total(by_class)?),
         ];
-        let granularity = rule.granularity_bytes();
-        let arena = sorted
-            .iter()
-            .try_fold(0u64, |sum, bytes| sum.checked_add(bytes.checked_next_multiple_of(granularity)?));
         let arena_bytes = total(arena.and_then(|sum| sum.checked_next_multiple_of(rule.chunk_bytes())))?;
         Ok(Self { planned_bytes, orders, arena_bytes })
     }
@@ -106,6 +119,11 @@ impl Plan {
     /// # Errors
     /// As [`Orders::of`]; not for what this plan has placed, unless another order takes more than 64 bits can count.
     pub fn orders(&self) -> Result<Orders, PlacementError> {
-        Orders::of(self.summary().peak_resident.bytes, &self.sizes_at_peak(), self.rule())
+        Orders::with_arena(
+            self.peaks[RESIDENT].bytes,
+            &self.sizes_at_peak(),
+            self.rule(),
+            Some(self.arena_bytes_then),
+        )
     }
 }
