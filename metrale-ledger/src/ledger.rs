@@ -17,17 +17,17 @@ const TOMBSTONES: usize = 1024;
 macro_rules! reads {
     ($type:ident) => {
         impl $type {
-            /// Bytes of live device and managed allocations, as their callers asked for them. One atomic load.
+            /// Bytes of live device and managed allocations, as their callers asked for them.
             pub fn live_bytes(&self) -> usize {
                 self.shared.read(Total::LiveBytes)
             }
 
-            /// Number of live device and managed allocations. One atomic load.
+            /// Number of live device and managed allocations.
             pub fn live_count(&self) -> usize {
                 self.shared.read(Total::LiveCount)
             }
 
-            /// The highest [`live_bytes`](Self::live_bytes) so far. One atomic load.
+            /// The highest [`live_bytes`](Self::live_bytes) so far.
             pub fn peak_bytes(&self) -> usize {
                 self.shared.read(Total::PeakBytes)
             }
@@ -163,7 +163,7 @@ macro_rules! reads {
 
 /// The size and the allocating source line of every live device allocation.
 ///
-/// All methods take `&self` and may be called from any thread; none blocks on anything but the ledger's own short lock.
+/// All methods take `&self` and may be called from any thread; none blocks on anything but the ledger's own short locks.
 /// Nothing here talks to a device, so a capture under way is no concern.
 pub struct Ledger {
     shared: Arc<Shared>,
@@ -177,8 +177,8 @@ impl Ledger {
         Self::with_tombstones(TOMBSTONES)
     }
 
-    /// An empty ledger that remembers the last `frees` frees, at some 60 bytes each; 0 remembers none, and then a double
-    /// free is told as foreign.
+    /// An empty ledger that remembers the last `frees` frees at least, at some 60 bytes each; 0 remembers none, and then a
+    /// double free is told as foreign. While threads work in shards, each shard remembers as many of its own.
     pub fn with_tombstones(frees: usize) -> Self {
         Self { shared: Arc::new(Shared::new(frees)) }
     }

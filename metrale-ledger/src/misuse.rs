@@ -186,7 +186,7 @@ impl std::error::Error for RecordMisuse {}
 /// The answer to a record. The allocation is on the ledger in any case, so an answer nobody looks at loses nothing.
 #[derive(Clone, Debug)]
 pub struct Recorded {
-    /// How many allocations this ledger had recorded before it.
+    /// Its number; see [`AllocRecord::index`].
     pub index: u64,
     /// What was wrong with it, if anything was; also counted in [`MisuseCounts`].
     pub misuse: Option<Box<RecordMisuse>>,
