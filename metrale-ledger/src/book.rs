@@ -61,8 +61,9 @@ impl Labels {
 /// Whether an allocation has bytes, fewer than a chunk, begins above null and lies whole in one page.
 #[inline]
 pub(crate) fn is_small(addr: u64, bytes: usize) -> bool {
-    let left = SMALL_ALLOC_CHUNK - (addr & (SMALL_ALLOC_CHUNK - 1));
-    addr != 0 && bytes != 0 && (bytes as u64) < SMALL_ALLOC_CHUNK && bytes as u64 <= left
+    // From an offset of 0 a whole chunk is left, of which one byte less is small.
+    let offset = (addr & (SMALL_ALLOC_CHUNK - 1)).max(1);
+    addr != 0 && (bytes as u64).wrapping_sub(1) < SMALL_ALLOC_CHUNK - offset
 }
 
 /// What each group holds at one moment, still with numbers for names.
@@ -174,7 +175,6 @@ impl Book {
         let key = Key { site, scope: scope.unwrap_or(NO_LABEL), tag: NO_LABEL, kind };
         let group = self.groups.number(key);
         let item = Item { index, group, kind, overlapped: false, free_refused: false };
-        let new = Standing { addr, bytes, item };
         if self.plain
             && kind == AllocKind::Device
             && is_small(addr, bytes)
@@ -184,7 +184,7 @@ impl Book {
             self.groups.held_mut(group).change(bytes as i128, 1, after);
             return Recorded { index, misuse: None };
         }
-        Recorded { index, misuse: self.record_with_care(new) }
+        Recorded { index, misuse: self.record_with_care(Standing { addr, bytes, item }) }
     }
 
     /// Records what may be amiss, large, or in a page of its own.

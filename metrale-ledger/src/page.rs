@@ -8,11 +8,9 @@ use crate::{AllocKind, SMALL_ALLOC_CHUNK};
 pub(crate) const PAGE_SHIFT: u32 = SMALL_ALLOC_CHUNK.trailing_zeros();
 const REGION_SHIFT: u32 = PAGE_SHIFT - 6;
 const GRANULE_SHIFT: u32 = REGION_SHIFT - 6;
-/// Pages that stay though nothing lies in them, for the next allocation there. Few, so that one that jumps about uses again
-/// what is still in the processor's cache.
-const KEPT: usize = 4;
-/// Free pages whose list keeps its memory, so that a steady state asks the host for none.
-const SPARES: usize = 1024;
+/// Pages of a shard that stay though nothing lies in them, for the next allocation there, so that a steady state asks the host
+/// for no memory.
+const KEPT: usize = 64;
 
 /// What an allocation contributes to the page counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -233,6 +231,7 @@ pub(crate) struct Place {
 /// What touches one page. Its entries are in one list, or, where they are many, in one for each of 64 regions.
 #[derive(Default)]
 pub(crate) struct Page {
+    number: u64,
     /// Bit r: region r has entries. Of a page with one list, bit 0.
     occupied: u64,
     /// Empty for a page with one list.
@@ -256,8 +255,13 @@ fn below(n: u32) -> u64 {
 
 impl Page {
     /// A page that nothing touches, with the memory of an emptied list.
-    fn new(entries: Vec<Entry>) -> Self {
-        Self { list: List { shift: REGION_SHIFT, entries, ..List::default() }, ..Self::default() }
+    fn new(number: u64, entries: Vec<Entry>) -> Self {
+        Self { number, list: List { shift: REGION_SHIFT, entries, ..List::default() }, ..Self::default() }
+    }
+
+    /// A place without a page.
+    fn none() -> Self {
+        Self::new(NO_PAGE, Vec::new())
     }
 
     #[inline]
@@ -302,17 +306,17 @@ impl Page {
     }
 
     /// Where an entry at `offset` goes whose base no other has, and the entries before and behind.
-    #[inline]
+    #[inline(always)]
     fn around(&self, offset: u32) -> (Place, Option<&Entry>, Option<&Entry>) {
         if self.is_split() {
             return self.around_in_regions(offset);
         }
         let at = self.list.before(offset);
-        let entries = &self.list.entries;
+        let entries = self.list.entries.as_slice();
         (Place { region: 0, at }, entries.get(at.wrapping_sub(1)), entries.get(at))
     }
 
-    #[inline]
+    #[inline(never)]
     fn around_in_regions(&self, offset: u32) -> (Place, Option<&Entry>, Option<&Entry>) {
         let region = (offset >> REGION_SHIFT) as usize;
         let here = &self.regions[region];
@@ -440,140 +444,93 @@ impl Page {
     }
 }
 
-/// Where a page is, by its number: open addressing, at most half full.
-#[derive(Default)]
-struct Numbers {
-    /// A power of two of them, or none.
-    places: Vec<(u64, u32)>,
-    used: usize,
-}
-
 /// No page has it: page numbers are addresses shifted down.
 const NO_PAGE: u64 = u64::MAX;
 
-impl Numbers {
-    #[inline]
-    fn home(&self, number: u64) -> usize {
-        // The product's upper half, as far as there are places; they are a power of two.
-        ((number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize) & (self.places.len().wrapping_sub(1))
-    }
-
-    #[inline]
-    fn find(&self, number: u64) -> Option<u32> {
-        let mut at = self.home(number);
-        loop {
-            let &(there, page) = self.places.get(at)?;
-            if there == number {
-                return Some(page);
-            }
-            if there == NO_PAGE {
-                return None;
-            }
-            at = (at + 1) & (self.places.len() - 1);
-        }
-    }
-
-    fn insert(&mut self, number: u64, page: u32) {
-        if self.places.len() <= 2 * self.used {
-            let more = (2 * self.places.len()).max(16);
-            let old = std::mem::replace(&mut self.places, vec![(NO_PAGE, 0); more]);
-            for (number, page) in old.into_iter().filter(|place| place.0 != NO_PAGE) {
-                self.fill(number, page);
-            }
-        }
-        self.used += 1;
-        self.fill(number, page);
-    }
-
-    fn fill(&mut self, number: u64, page: u32) {
-        let mut at = self.home(number);
-        while self.places[at].0 != NO_PAGE {
-            at = (at + 1) & (self.places.len() - 1);
-        }
-        self.places[at] = (number, page);
-    }
-
-    fn remove(&mut self, number: u64) {
-        let mask = self.places.len().wrapping_sub(1);
-        let mut hole = self.home(number);
-        while let Some(place) = self.places.get(hole)
-            && place.0 != number
-        {
-            if place.0 == NO_PAGE {
-                return;
-            }
-            hole = (hole + 1) & mask;
-        }
-        // What stands behind the hole, and would have stood in it, moves up.
-        let mut at = hole;
-        loop {
-            at = (at + 1) & mask;
-            let Some(&(there, page)) = self.places.get(at) else { return };
-            if there == NO_PAGE {
-                break;
-            }
-            let from_home = at.wrapping_sub(self.home(there)) & mask;
-            if from_home >= at.wrapping_sub(hole) & mask {
-                self.places[hole] = (there, page);
-                hole = at;
-            }
-        }
-        self.places[hole] = (NO_PAGE, 0);
-        self.used -= 1;
-    }
-}
-
-/// The pages of a shard, by number.
+/// The pages of a shard by number, in a table of their own: open addressing, at most half full, a page's head beside its
+/// number.
 #[derive(Default)]
 pub(crate) struct Pages {
-    numbers: Numbers,
-    pages: Vec<Page>,
-    /// Places of `pages` that are free; the lists there keep their memory.
-    free: Vec<u32>,
-    /// Pages with a number that nothing touches.
+    /// A power of two of them, or none.
+    places: Vec<Page>,
+    used: usize,
+    /// Pages of the table that nothing touches.
     untouched: usize,
+    /// Emptied lists.
+    spares: Vec<Vec<Entry>>,
 }
 
 impl Pages {
     pub(crate) fn len(&self) -> usize {
-        self.numbers.used
+        self.used
+    }
+
+    /// The first place to look for a page.
+    #[inline]
+    fn home(&self, number: u64) -> usize {
+        // The product's upper half, as far as there are places; they are a power of two.
+        ((number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize) & self.places.len().wrapping_sub(1)
+    }
+
+    /// Where a page is, or else where it would go.
+    #[inline]
+    fn find(&self, number: u64) -> Result<usize, usize> {
+        let mut at = self.home(number);
+        while let Some(page) = self.places.get(at) {
+            if page.number == number {
+                return Ok(at);
+            }
+            if page.number == NO_PAGE {
+                break;
+            }
+            at = (at + 1) & (self.places.len() - 1);
+        }
+        Err(at)
     }
 
     #[inline]
     pub(crate) fn get(&self, number: u64) -> Option<&Page> {
-        self.pages.get(self.numbers.find(number)? as usize)
+        self.find(number).ok().map(|at| &self.places[at])
     }
 
     #[inline]
     pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut Page> {
-        self.pages.get_mut(self.numbers.find(number)? as usize)
+        self.find(number).ok().map(|at| &mut self.places[at])
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &Page)> {
-        let used = self.numbers.places.iter().filter(|place| place.0 != NO_PAGE);
-        used.map(|&(number, page)| (number, &self.pages[page as usize]))
+        self.places.iter().filter(|page| page.number != NO_PAGE).map(|page| (page.number, page))
     }
 
     /// The page, there from now on.
     #[inline]
     pub(crate) fn open(&mut self, number: u64) -> &mut Page {
-        let page = match self.numbers.find(number) {
-            Some(page) => page,
-            None => self.make(number),
+        let at = match self.find(number) {
+            Ok(at) => at,
+            Err(at) => self.make(number, at),
         };
-        &mut self.pages[page as usize]
+        &mut self.places[at]
     }
 
     #[inline(never)]
-    fn make(&mut self, number: u64) -> u32 {
-        let page = self.free.pop().unwrap_or_else(|| {
-            self.pages.push(Page::new(Vec::new()));
-            // Not even a table of all addresses has so many pages with something in them.
-            (self.pages.len() - 1) as u32
-        });
-        self.numbers.insert(number, page);
+    fn make(&mut self, number: u64, at: usize) -> usize {
+        let mut at = at;
+        if self.places.len() <= 2 * self.used {
+            let more = (2 * self.places.len()).max(8);
+            let old = std::mem::take(&mut self.places);
+            self.places.resize_with(more, Page::none);
+            for page in old.into_iter().filter(|page| page.number != NO_PAGE) {
+                // None of them is there twice.
+                let (Ok(to) | Err(to)) = self.find(page.number);
+                self.places[to] = page;
+            }
+            let (Ok(to) | Err(to)) = self.find(number);
+            at = to;
+        }
+        self.places[at] = Page::new(number, self.spares.pop().unwrap_or_default());
+        self.used += 1;
         self.untouched += 1;
-        page
+        at
     }
 
     /// Removes the entry that begins at `offset` of that page, if it is of that kind.
@@ -604,18 +561,37 @@ impl Pages {
     }
 
     /// To be called when the last touch of a page is gone. Some such pages stay for the next allocation in them.
-    #[inline(never)]
+    #[inline]
     pub(crate) fn note_untouched(&mut self, number: u64) {
         self.untouched += 1;
-        if self.untouched > KEPT
-            && let Some(page) = self.numbers.find(number)
-        {
-            self.untouched -= 1;
-            self.numbers.remove(number);
-            let entries = std::mem::take(&mut self.pages[page as usize].list.entries);
-            self.pages[page as usize] =
-                Page::new(if self.free.len() < SPARES { entries } else { Vec::new() });
-            self.free.push(page);
+        if self.untouched > KEPT {
+            self.drop_page(number);
+        }
+    }
+
+    #[cold]
+    fn drop_page(&mut self, number: u64) {
+        let Ok(mut hole) = self.find(number) else { return };
+        self.untouched -= 1;
+        self.used -= 1;
+        let gone = std::mem::replace(&mut self.places[hole], Page::none());
+        if self.spares.len() < KEPT && !gone.is_split() {
+            self.spares.push(gone.list.entries);
+        }
+        // What stands behind the hole, and would have stood in it, moves up.
+        let mask = self.places.len() - 1;
+        let mut at = hole;
+        loop {
+            at = (at + 1) & mask;
+            let there = self.places[at].number;
+            if there == NO_PAGE {
+                return;
+            }
+            let from_home = at.wrapping_sub(self.home(there)) & mask;
+            if from_home >= at.wrapping_sub(hole) & mask {
+                self.places.swap(hole, at);
+                hole = at;
+            }
         }
     }
 }
