@@ -2,23 +2,28 @@
 //! One table: the ledger beside a plain map behind a lock, and what its reads cost, on this machine.
 //!
 //! `cargo run --release -p metrale-ledger --example ratios`. The program needs nothing else when it runs, so that it can be
-//! taken to another machine. Every figure is the median of several rounds, the two sides in turns.
+//! taken to another machine. Every figure is the median of several rounds, the sides in turns.
+//!
+//! Three sides: the ledger; `least`, a map that knows size and source line and nothing else; `records`, a map of whole
+//! records with an index, the live sum and its peak, which is what a program keeps that needs those answers. Two patterns:
+//! `place`, each thread frees and allocates in one place, as a driver that gives out the same hole again makes it; `jump`,
+//! each pair elsewhere among two million places.
 
 use std::collections::HashMap;
 use std::hint::black_box;
 use std::panic::Location;
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
-use metrale_ledger::Ledger;
 use metrale_ledger::plan::Plan;
+use metrale_ledger::{AllocKind, Ledger};
 use parking_lot::Mutex;
 
 const BASE: u64 = 0x7f0e_0000_0000;
 const BYTES: usize = 1000;
 const LIVE: [u64; 3] = [0, 25_000, 1_000_000];
 const THREADS: [u64; 4] = [1, 2, 4, 8];
-const ROUNDS: usize = 7;
+const ROUNDS: usize = 9;
 /// Addresses of 1 KiB side by side; a power of two, so that an odd factor makes them jump about without meeting.
 const PLACES: u64 = 1 << 21;
 
@@ -27,8 +32,28 @@ fn address(n: u64) -> u64 {
     BASE + (n.wrapping_mul(0x9e37_79b9) % PLACES) * 1024
 }
 
-/// The least that answers what was live: a record per address behind one lock.
-type Plain = Mutex<HashMap<u64, (usize, &'static Location<'static>)>>;
+/// Size and source line per address.
+type Least = Mutex<HashMap<u64, (usize, &'static Location<'static>)>>;
+
+/// What the ledger answers a free with.
+struct Record {
+    bytes: usize,
+    site: &'static Location<'static>,
+    kind: AllocKind,
+    scope: Option<Arc<str>>,
+    tag: Option<Arc<str>>,
+    index: u64,
+    free_refused: bool,
+}
+
+/// Whole records, and the sums beside them.
+#[derive(Default)]
+struct Records {
+    live: HashMap<u64, Record>,
+    next_index: u64,
+    live_bytes: usize,
+    peak_bytes: usize,
+}
 
 /// A side of the comparison: one record and forget.
 trait Pair: Sync {
@@ -46,7 +71,7 @@ impl Pair for Ledger {
     }
 }
 
-impl Pair for Plain {
+impl Pair for Least {
     fn record(&self, addr: u64) {
         black_box(self.lock().insert(addr, (BYTES, Location::caller())));
     }
@@ -56,8 +81,36 @@ impl Pair for Plain {
     }
 }
 
+impl Pair for Mutex<Records> {
+    fn record(&self, addr: u64) {
+        let mut records = self.lock();
+        let record = Record {
+            bytes: BYTES,
+            site: Location::caller(),
+            kind: AllocKind::Device,
+            scope: None,
+            tag: None,
+            index: records.next_index,
+            free_refused: false,
+        };
+        records.next_index += 1;
+        records.live_bytes += record.bytes;
+        records.peak_bytes = records.peak_bytes.max(records.live_bytes);
+        black_box(records.live.insert(addr, record));
+    }
+
+    fn forget(&self, addr: u64) {
+        let mut records = self.lock();
+        if let Some(record) = records.live.remove(&addr) {
+            records.live_bytes -= record.bytes;
+            black_box((record.bytes, record.site, record.kind, record.scope, record.tag));
+            black_box((record.index, record.free_refused));
+        }
+    }
+}
+
 /// Nanoseconds a pair takes the thread that makes it, `threads` of them at once.
-fn pair_ns(side: &impl Pair, live: u64, threads: u64, pairs: u64) -> f64 {
+fn pair_ns(side: &dyn Pair, live: u64, threads: u64, pairs: u64, jumps: bool) -> f64 {
     let start = Barrier::new(threads as usize);
     let times: Vec<f64> = std::thread::scope(|s| {
         let run = |t: u64| {
@@ -67,9 +120,10 @@ fn pair_ns(side: &impl Pair, live: u64, threads: u64, pairs: u64) -> f64 {
                 let begin = Instant::now();
                 for i in 0..pairs {
                     // What is live takes the first `live` places; threads take turns in the rest.
-                    let n = live + (i * threads + t) % (PLACES - live);
-                    side.record(black_box(address(n)));
-                    side.forget(black_box(address(n)));
+                    let turn = if jumps { i * threads + t } else { t };
+                    let addr = address(live + turn % (PLACES - live));
+                    side.record(black_box(addr));
+                    side.forget(black_box(addr));
                 }
                 begin.elapsed().as_nanos() as f64 / pairs as f64
             }
@@ -85,13 +139,12 @@ fn median(mut of: Vec<f64>) -> f64 {
     of[of.len() / 2]
 }
 
-fn filled(live: u64) -> (Ledger, Plain) {
-    let (ledger, plain) = (Ledger::new(), Plain::default());
+fn filled<T: Pair + Default>(live: u64) -> T {
+    let side = T::default();
     for n in 0..live {
-        Pair::record(&ledger, address(n));
-        plain.record(address(n));
+        side.record(address(n));
     }
-    (ledger, plain)
+    side
 }
 
 fn per_call(calls: u32, mut call: impl FnMut()) -> f64 {
@@ -109,18 +162,29 @@ fn per_call(calls: u32, mut call: impl FnMut()) -> f64 {
 fn main() {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     println!("record + forget, ns a pair as each thread sees it ({cores} cores)");
-    println!("{:>9} {:>7} {:>9} {:>9} {:>7}", "live", "threads", "ledger", "plain", "ratio");
+    println!(
+        "{:>9} {:>7} {:>6} {:>9} {:>9} {:>7} {:>9} {:>7}",
+        "live", "threads", "", "ledger", "least", "ratio", "records", "ratio"
+    );
     for live in LIVE {
-        let (ledger, plain) = filled(live);
-        for threads in THREADS {
-            let pairs = 400_000 / threads;
-            let mut sides = [Vec::new(), Vec::new()];
+        let (ledger, least, records): (Ledger, Least, Mutex<Records>) =
+            (filled(live), filled(live), filled(live));
+        let sides: [&dyn Pair; 3] = [&ledger, &least, &records];
+        for (threads, jumps) in THREADS.into_iter().flat_map(|n| [(n, false), (n, true)]) {
+            let pairs = 200_000 / threads;
+            let mut times = [const { Vec::new() }; 3];
             for _ in 0..ROUNDS {
-                sides[0].push(pair_ns(&ledger, live, threads, pairs));
-                sides[1].push(pair_ns(&plain, live, threads, pairs));
+                for (times, side) in times.iter_mut().zip(sides) {
+                    times.push(pair_ns(side, live, threads, pairs, jumps));
+                }
             }
-            let [ledger, plain] = sides.map(median);
-            println!("{live:>9} {threads:>7} {ledger:>9.1} {plain:>9.1} {:>7.2}", ledger / plain);
+            let [ledger, least, records] = times.map(median);
+            println!(
+                "{live:>9} {threads:>7} {:>6} {ledger:>9.1} {least:>9.1} {:>7.2} {records:>9.1} {:>7.2}",
+                if jumps { "jump" } else { "place" },
+                ledger / least,
+                ledger / records
+            );
         }
     }
     println!("\nreads, ns");
@@ -129,7 +193,7 @@ fn main() {
         "live", "live", "slack", "resident", "snapshot", "report"
     );
     for live in [1_000, 25_000, 1_000_000] {
-        let (ledger, _) = filled(live);
+        let ledger: Ledger = filled(live);
         println!(
             "{live:>9} {:>9.2} {:>9.2} {:>9.2} {:>11.0} {:>11.0}",
             per_call(1_000_000, || {

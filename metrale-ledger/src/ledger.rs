@@ -219,10 +219,8 @@ impl Ledger {
     #[track_caller]
     pub fn forget(&self, addr: u64) -> Option<AllocRecord> {
         let freed_at = Location::caller();
-        match self.shared.forget_small(addr, freed_at) {
-            None => self.shared.forget(addr, Class::Sweepable, freed_at).ok(),
-            done => done,
-        }
+        let otherwise = |shared: &Shared| shared.forget(addr, Class::Sweepable, freed_at).ok();
+        self.shared.forget_small(addr, freed_at, Some, otherwise)
     }
 
     /// [`forget`](Self::forget) that says why not. The caller's source line is remembered as that of the free.
@@ -232,10 +230,8 @@ impl Ledger {
     #[track_caller]
     pub fn try_forget(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
         let freed_at = Location::caller();
-        match self.shared.forget_small(addr, freed_at) {
-            None => self.shared.forget(addr, Class::Sweepable, freed_at),
-            Some(record) => Ok(record),
-        }
+        let otherwise = |shared: &Shared| shared.forget(addr, Class::Sweepable, freed_at);
+        self.shared.forget_small(addr, freed_at, Ok, otherwise)
     }
 
     /// Takes an arena off the ledger.

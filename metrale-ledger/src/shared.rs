@@ -548,22 +548,28 @@ impl Shared {
         answer
     }
 
-    /// Takes a small device allocation off, if there is one, without a word why not.
+    /// Takes a small device allocation off, if there is one; else it is left to `otherwise`. The answer is made where it is
+    /// wanted, since moving a record costs as much as finding it.
     #[inline]
-    pub(crate) fn forget_small(
+    pub(crate) fn forget_small<T>(
         &self,
         addr: u64,
         freed_at: &'static Location<'static>,
-    ) -> Option<AllocRecord> {
+        done: impl Fn(AllocRecord) -> T,
+        otherwise: impl FnOnce(&Self) -> T,
+    ) -> T {
         if self.dealt.load(Relaxed)
-            && let Some(done) = self.finish(self.forget_dealt(addr, freed_at))
+            && let Some(record) = self.finish(self.forget_dealt(addr, freed_at))
         {
-            return Some(done);
+            return done(record);
         }
         let mut core = self.whole_often();
-        let gone = core.book.forget_small(addr, freed_at)?;
-        self.done_often(&mut core);
-        Some(core.book.outward(&gone.item, gone.bytes))
+        if let Some(gone) = core.book.forget_small(addr, freed_at) {
+            self.done_often(&mut core);
+            return done(core.book.outward(&gone.item, gone.bytes));
+        }
+        drop(core);
+        otherwise(self)
     }
 
     pub(crate) fn forget(

@@ -203,7 +203,7 @@ fn ops(grain: u64, spread: u64) -> impl Strategy<Value = Vec<Op>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases(192)) })]
+    #![proptest_config(config(192))]
 
     #[test]
     fn the_ledger_agrees_with_a_plain_map_whatever_is_asked(ops in ops(PAGE / 8, 40)) {
@@ -224,9 +224,11 @@ proptest! {
     }
 }
 
-/// Cases of a property: few, unless the environment asks for more.
-fn cases(few: u32) -> u32 {
-    std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(few)
+/// Few cases, unless the environment (`PROPTEST_CASES`) asks for other than the 256 it asks for by default.
+fn config(few: u32) -> ProptestConfig {
+    let asked = ProptestConfig::default();
+    let cases = if asked.cases == 256 { few } else { asked.cases };
+    ProptestConfig { cases, failure_persistence: None, ..asked }
 }
 
 /// A chunk as its granules: who holds each, by number.

@@ -26,6 +26,10 @@ fn site(which: usize) -> &'static Location<'static> {
     sites[which % sites.len()]
 }
 
+fn forget(ledger: &Shared, addr: u64) -> Option<AllocRecord> {
+    ledger.forget_small(addr, site(0), Some, |_| None)
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Record(u64, usize, usize),
@@ -62,7 +66,7 @@ fn totals(ledger: &Shared) -> Vec<usize> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases(96)) })]
+    #![proptest_config(config(96))]
 
     /// One thread, every operation: a ledger that is dealt out again and again, beside one that never is.
     #[test]
@@ -76,9 +80,8 @@ proptest! {
                 }
                 Op::Forget(addr) => {
                     let at = site(0);
-                    let [a, b] = [&whole, &dealt].map(|l| match l.forget_small(addr, at) {
-                        Some(record) => Ok(record),
-                        None => l.forget(addr, Class::Sweepable, at),
+                    let [a, b] = [&whole, &dealt].map(|l| {
+                        l.forget_small(addr, at, Ok, |l| l.forget(addr, Class::Sweepable, at))
                     });
                     // Indices are drawn in blocks while dealt out.
                     prop_assert_eq!(a.map(|r| (r.bytes, r.site)).map_err(|e| e.to_string()), b.map(|r| (r.bytes, r.site)).map_err(|e| e.to_string()));
@@ -119,7 +122,7 @@ fn the_peak_is_kept_as_a_copy_would_keep_it() {
             ledger.record(addr, bytes, site(which), AllocKind::Device, None);
             live.insert(addr, (bytes, which));
         } else if let Some((&addr, _)) = live.range(addr..).next() {
-            assert!(ledger.forget_small(addr, site(0)).is_some());
+            assert!(forget(&ledger, addr).is_some());
             live.remove(&addr);
         }
         let sum: usize = live.values().map(|l| l.0).sum();
@@ -155,14 +158,14 @@ fn many_threads(threads: u64, pairs: u64) {
                     let addr = PAGE + (i % 1024 * threads + t) * 4096;
                     if i % 1024 == 0 && i > 0 {
                         for n in (0..1024).step_by(16) {
-                            assert!(ledger.forget_small(PAGE + (n * threads + t) * 4096, site(0)).is_some());
+                            assert!(forget(ledger, PAGE + (n * threads + t) * 4096).is_some());
                         }
                     }
                     assert!(
                         ledger.record(addr, 1000, site(t as usize), AllocKind::Device, None).misuse.is_none()
                     );
                     if i % 16 != 0 {
-                        assert_eq!(ledger.forget_small(addr, site(0)).map(|r| r.bytes), Some(1000));
+                        assert_eq!(forget(ledger, addr).map(|r| r.bytes), Some(1000));
                     }
                     if t == 0 && i % 4096 == 4095 {
                         let snapshot = ledger.snapshot(i % 8192 == 4095);
@@ -212,7 +215,7 @@ fn the_whole_comes_back() {
     assert!(ledger.is_dealt());
     for _ in 0..4 * LOOK_ABOUT {
         ledger.record(PAGE + 512, 512, site(0), AllocKind::Device, None);
-        assert!(ledger.forget_small(PAGE + 512, site(0)).is_some());
+        assert!(forget(&ledger, PAGE + 512).is_some());
     }
     assert!(!ledger.is_dealt(), "nobody else is about");
     ledger.deal_out_now();
@@ -223,7 +226,9 @@ fn the_whole_comes_back() {
     assert!(inside.misuse.is_some(), "an overlap with a large one is seen");
 }
 
-/// Cases of a property: few, unless the environment asks for more.
-fn cases(few: u32) -> u32 {
-    std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(few)
+/// Few cases, unless the environment (`PROPTEST_CASES`) asks for other than the 256 it asks for by default.
+fn config(few: u32) -> ProptestConfig {
+    let asked = ProptestConfig::default();
+    let cases = if asked.cases == 256 { few } else { asked.cases };
+    ProptestConfig { cases, failure_persistence: None, ..asked }
 }
