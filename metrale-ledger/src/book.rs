@@ -1,51 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The ledger's state behind its lock: slots, address spaces, sums, labels, tombstones.
+//! The ledger's state behind its lock: address spaces, groups, totals, labels, tombstones.
 
 use std::collections::HashMap;
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::index::{Extent, Inserted, Mixer, PageCounts, Space, Touch};
-use crate::misuse::{
-    ForgetError, FreedAllocation, FreedBy, Graveyard, MisuseCounts, RecordMisuse, Recorded, Tombstone,
-};
+use crate::event::{Event, EventKind, Ring};
+use crate::group::{Groups, Key, NO_LABEL, Sum};
+use crate::index::{Extent, Inserted, Space, Standing};
+use crate::meter::{Change, Meter, narrow};
+use crate::misuse::{ForgetError, FreedAllocation, FreedBy, Graveyard, RecordMisuse, Recorded, Tombstone};
+use crate::page::{Flips, Item, PAGE_SHIFT, PageCounts};
 use crate::residency::covered_pages;
+use crate::shard::Known;
 use crate::snapshot::{Group, Site, Snapshot, Totals};
 use crate::{AllocKind, AllocRecord, LiveAllocation, SMALL_ALLOC_CHUNK, Whois};
-
-/// No scope, no tag.
-const NO_LABEL: u32 = u32::MAX;
-
-/// One allocation as the book keeps it. Labels are numbers here and names outside.
-#[derive(Clone, Copy)]
-pub(crate) struct Slot {
-    pub(crate) addr: u64,
-    pub(crate) bytes: usize,
-    pub(crate) site: &'static Location<'static>,
-    pub(crate) index: u64,
-    scope: u32,
-    tag: u32,
-    kind: AllocKind,
-    live: bool,
-    /// It overlapped another when it was inserted.
-    overlapped: bool,
-    free_refused: bool,
-}
-
-impl Slot {
-    fn touch(&self) -> Touch {
-        match self.kind {
-            AllocKind::Device => Touch::Device { small: (self.bytes as u64) < SMALL_ALLOC_CHUNK },
-            AllocKind::Arena => Touch::Arena,
-            AllocKind::Managed | AllocKind::Pinned => Touch::Nothing,
-        }
-    }
-
-    pub(crate) fn holds(&self, addr: u64) -> bool {
-        self.addr == addr
-            || Extent::new(self.addr, self.bytes).is_some_and(|e| e.first <= addr && addr <= e.last)
-    }
-}
 
 /// Which records a free may take off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,13 +32,6 @@ impl Class {
             AllocKind::Pinned => Self::Pinned,
         }
     }
-}
-
-/// Sum and number of the live allocations of a kind. Wide, since a caller may claim any size.
-#[derive(Clone, Copy, Default)]
-struct Sum {
-    bytes: u128,
-    count: usize,
 }
 
 #[derive(Default)]
@@ -90,53 +52,92 @@ impl Labels {
         id
     }
 
+    #[inline]
     fn name(&self, id: u32) -> Option<Arc<str>> {
-        self.names.get(id as usize).cloned()
+        if id == NO_LABEL { None } else { self.names.get(id as usize).cloned() }
+    }
+}
+
+/// Whether an allocation has bytes, fewer than a chunk, begins above null and lies whole in one page.
+#[inline]
+pub(crate) fn is_small(addr: u64, bytes: usize) -> bool {
+    // From an offset of 0 a whole chunk is left, of which one byte less is small.
+    let offset = (addr & (SMALL_ALLOC_CHUNK - 1)).max(1);
+    addr != 0 && (bytes as u64).wrapping_sub(1) < SMALL_ALLOC_CHUNK - offset
+}
+
+/// What each group holds at one moment, still with numbers for names.
+pub(crate) struct Moment {
+    totals: Totals,
+    held: Vec<(Key, Sum)>,
+    labels: Vec<Arc<str>>,
+}
+
+impl Moment {
+    /// As plain data; needs no lock.
+    pub(crate) fn snapshot(self) -> Snapshot {
+        let name = |id: u32| self.labels.get(id as usize).map(|name| name.to_string());
+        let groups = self
+            .held
+            .iter()
+            .map(|(key, sum)| Group {
+                site: Site::of(key.site),
+                scope: name(key.scope),
+                tag: name(key.tag),
+                kind: key.kind,
+                bytes: narrow(sum.bytes),
+                count: sum.count as u64,
+            })
+            .collect();
+        Snapshot::new(self.totals, groups)
     }
 }
 
 pub(crate) struct Book {
-    slots: Vec<Slot>,
-    vacant: Vec<usize>,
-    device: Space,
+    pub(crate) device: Space,
     /// Host addresses, compared with each other only.
     host: Space,
-    sums: [Sum; AllocKind::ALL.len()],
-    /// Of device allocations smaller than a chunk.
-    small_bytes: u128,
-    next_index: u64,
-    peak_bytes: u128,
-    peak_resident_bytes: u128,
+    groups: Groups,
+    pub(crate) meter: Meter,
     labels: Labels,
+    /// Frees seen while nothing was dealt out.
     graveyard: Graveyard,
-    misuse: MisuseCounts,
-}
-
-/// A byte total as the API counts them: what no `usize` holds shows as the largest.
-fn narrow(bytes: u128) -> u64 {
-    bytes.min(usize::MAX as u128) as u64
+    /// Rises whenever the shards are dealt out and when they are back.
+    pub(crate) phase: u64,
+    events: Option<Ring>,
+    /// Small device allocations may take the short way: nothing overlaps or is empty, no events are kept, and every total
+    /// is far from 64 bits. To be found anew after whatever did not take it.
+    plain: bool,
 }
 
 impl Book {
-    pub(crate) fn new(tombstones: usize) -> Self {
+    pub(crate) fn new(tombstones: usize, shards: usize) -> Self {
+        let mut device = Space::new(shards);
+        for shard in &mut device.shards {
+            shard.graveyard = Graveyard::new(tombstones);
+        }
         Self {
-            slots: Vec::new(),
-            vacant: Vec::new(),
-            device: Space::default(),
-            host: Space::default(),
-            sums: Default::default(),
-            small_bytes: 0,
-            next_index: 0,
-            peak_bytes: 0,
-            peak_resident_bytes: 0,
+            device,
+            host: Space::new(1),
+            groups: Groups::default(),
+            meter: Meter::new(),
             labels: Labels::default(),
             graveyard: Graveyard::new(tombstones),
-            misuse: MisuseCounts::default(),
+            phase: 0,
+            events: None,
+            plain: true,
         }
     }
 
-    pub(crate) fn next_index(&self) -> u64 {
-        self.next_index
+    /// Finds out whether the short way may be taken. To be called after every change that did not.
+    pub(crate) fn look_ahead(&mut self) {
+        self.plain = self.device.is_plain() && self.events.is_none() && self.meter.is_narrow();
+    }
+
+    /// Whether the short way may be taken, by the one who has the book or by threads in shards of their own.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.plain
     }
 
     /// Interns the label of a scope inside `parent`: its number and its whole name.
@@ -149,6 +150,19 @@ impl Book {
         (id, self.labels.name(id).unwrap_or_default())
     }
 
+    /// The number of a group, and what a shard is to know of it.
+    pub(crate) fn group_of(&mut self, key: Key) -> u32 {
+        self.groups.number(key)
+    }
+
+    /// A group by its number, with names of its own.
+    pub(crate) fn known(&self, group: u32) -> Known {
+        let key = self.groups.key(group);
+        let own = |id: u32| self.labels.name(id).map(|name| Arc::from(&*name));
+        Known { key, scope: own(key.scope), tag: own(key.tag), held: Default::default() }
+    }
+
+    #[inline]
     pub(crate) fn record(
         &mut self,
         addr: u64,
@@ -157,62 +171,96 @@ impl Book {
         kind: AllocKind,
         scope: Option<u32>,
     ) -> Recorded {
-        let index = self.next_index;
-        self.next_index += 1;
-        let slot = Slot {
-            addr,
-            bytes,
-            site,
-            index,
-            scope: scope.unwrap_or(NO_LABEL),
-            tag: NO_LABEL,
-            kind,
-            live: true,
-            overlapped: false,
-            free_refused: false,
-        };
+        let index = self.meter.draw_index();
+        let key = Key { site, scope: scope.unwrap_or(NO_LABEL), tag: NO_LABEL, kind };
+        let group = self.groups.number(key);
+        let item = Item { index, group, kind, overlapped: false, free_refused: false };
+        if self.plain
+            && kind == AllocKind::Device
+            && is_small(addr, bytes)
+            && let Some(flips) = self.device.insert_clean(addr, bytes as u32, item)
+        {
+            let after = self.meter.small_comes(bytes as u32, flips);
+            self.groups.held_mut(group).change(bytes as i128, 1, after);
+            return Recorded { index, misuse: None };
+        }
+        Recorded { index, misuse: self.record_with_care(Standing { addr, bytes, item }) }
+    }
+
+    /// Records what may be amiss, large, or in a page of its own.
+    #[inline(never)]
+    fn record_with_care(&mut self, new: Standing) -> Option<Box<RecordMisuse>> {
+        let site = self.groups.key(new.item.group).site;
         let mut displaced = None;
-        let inserted = match self.insert(slot) {
+        let inserted = match self.insert(new) {
             Inserted::BaseTaken(old) => {
                 // The driver has just given this address out, so what stood here is gone whether we saw its free or not.
-                displaced = Some(self.remove(old, site, FreedBy::Displaced));
-                self.insert(slot)
+                self.remove(&old, site, FreedBy::Displaced);
+                displaced = Some(old);
+                self.insert(new)
             }
             inserted => inserted,
         };
-        let misuse = self.judge(&slot, displaced, inserted);
-        Recorded { index, misuse }
+        self.note(EventKind::Recorded, new, site);
+        self.judge(&new, displaced, inserted)
     }
 
     /// Puts a record back that was taken off before a free the driver refused.
     pub(crate) fn restore(&mut self, addr: u64, record: &AllocRecord) -> Recorded {
-        self.misuse.refused_frees += 1;
+        self.meter.misuse.refused_frees += 1;
         self.graveyard.unbury(addr, record.index);
-        let slot = Slot {
-            addr,
-            bytes: record.bytes,
+        self.device.shard_mut(addr >> PAGE_SHIFT).graveyard.unbury(addr, record.index);
+        let mut number = |name: &Option<Arc<str>>| match name {
+            Some(name) => self.labels.intern(name),
+            None => NO_LABEL,
+        };
+        let key = Key {
             site: record.site,
-            index: record.index,
-            scope: record.scope.as_deref().map_or(NO_LABEL, |name| self.labels.intern(name)),
-            tag: record.tag.as_deref().map_or(NO_LABEL, |name| self.labels.intern(name)),
+            scope: number(&record.scope),
+            tag: number(&record.tag),
             kind: record.kind,
-            live: true,
+        };
+        let item = Item {
+            index: record.index,
+            group: self.groups.number(key),
+            kind: record.kind,
             overlapped: false,
             free_refused: true,
         };
-        let misuse = match self.insert(slot) {
+        let back = Standing { addr, bytes: record.bytes, item };
+        let misuse = match self.insert(back) {
             Inserted::BaseTaken(live) => {
                 // What is live was recorded later, so the driver did give the address out again: it stays.
                 let misuse = RecordMisuse::OverLive {
-                    kept: self.live(&self.slots[live]),
-                    displaced: self.outward(&slot),
+                    kept: self.live(&live),
+                    displaced: self.outward(&back.item, back.bytes),
                 };
-                self.misuse.note_record(&misuse);
+                self.meter.misuse.note_record(&misuse);
                 Some(Box::new(misuse))
             }
-            inserted => self.judge(&slot, None, inserted),
+            inserted => {
+                self.note(EventKind::Restored, back, record.site);
+                self.judge(&back, None, inserted)
+            }
         };
         Recorded { index: record.index, misuse }
+    }
+
+    /// Takes a small device allocation off, by the short way, if that may be taken and there is one.
+    #[inline]
+    pub(crate) fn forget_small(
+        &mut self,
+        addr: u64,
+        freed_at: &'static Location<'static>,
+    ) -> Option<Standing> {
+        if !self.plain {
+            return None;
+        }
+        let (gone, flips) = self.device.remove_small(addr)?;
+        let after = self.meter.small_goes(gone.bytes as u32, flips);
+        self.groups.held_mut(gone.item.group).change(-(gone.bytes as i128), -1, Some(after));
+        self.graveyard.bury(Tombstone { was: gone, freed_at, how: FreedBy::Free, phase: self.phase });
+        Some(gone)
     }
 
     /// Takes `addr` off, if a record of that class has it as its base.
@@ -223,13 +271,13 @@ impl Book {
         freed_at: &'static Location<'static>,
     ) -> Result<AllocRecord, ForgetError> {
         match self.space(class).find(addr) {
-            Some(at) if Class::of(self.slots[at].kind) == class => {
-                let slot = self.remove(at, freed_at, FreedBy::Free);
-                Ok(self.outward(&slot))
+            Some(found) if Class::of(found.item.kind) == class => {
+                self.remove(&found, freed_at, FreedBy::Free);
+                Ok(self.outward(&found.item, found.bytes))
             }
             found => {
                 let error = self.explain(addr, class, found);
-                self.misuse.note_free(&error);
+                self.meter.misuse.note_free(&error);
                 Err(error)
             }
         }
@@ -237,32 +285,43 @@ impl Book {
 
     /// Takes every sweepable record off, in order of creation.
     pub(crate) fn drain(&mut self, freed_at: &'static Location<'static>) -> Vec<(u64, AllocRecord)> {
-        let mut at: Vec<usize> = (0..self.slots.len())
-            .filter(|&i| self.slots[i].live && self.slots[i].kind.is_sweepable())
-            .collect();
-        at.sort_unstable_by_key(|&i| self.slots[i].index);
-        at.into_iter()
-            .map(|i| {
-                let slot = self.remove(i, freed_at, FreedBy::Drain);
-                (slot.addr, self.outward(&slot))
+        let mut all: Vec<_> = self.device.iter().filter(|s| s.item.kind.is_sweepable()).collect();
+        all.sort_unstable_by_key(|s| s.item.index);
+        all.into_iter()
+            .map(|gone| {
+                self.remove(&gone, freed_at, FreedBy::Drain);
+                (gone.addr, self.outward(&gone.item, gone.bytes))
             })
             .collect()
     }
 
     /// Names a live allocation; false where `addr` is no base of one.
     pub(crate) fn tag(&mut self, addr: u64, tag: &str) -> bool {
-        let Some(at) = self.device.find(addr).or_else(|| self.host.find(addr)) else { return false };
-        self.slots[at].tag = self.labels.intern(tag);
+        let found = self.device.find(addr).map(|s| (s, false));
+        let Some((found, is_host)) = found.or_else(|| self.host.find(addr).map(|s| (s, true))) else {
+            return false;
+        };
+        let tag = self.labels.intern(tag);
+        let old = found.item.group;
+        let new = self.groups.number(Key { tag, ..self.groups.key(old) });
+        if new != old {
+            self.leave_peak();
+            let after = Some(self.meter.peaks());
+            self.groups.held_mut(old).change(-(found.bytes as i128), -1, after);
+            self.groups.held_mut(new).change(found.bytes as i128, 1, after);
+            let space = if is_host { &mut self.host } else { &mut self.device };
+            space.set_group(addr, new);
+        }
         true
     }
 
     pub(crate) fn whois(&self, addr: u64) -> Whois {
-        if let Some(at) = self.device.owner(addr).or_else(|| self.host.owner(addr)) {
-            let allocation = self.live(&self.slots[at]);
+        if let Some(owner) = self.device.owner(addr).or_else(|| self.host.owner(addr)) {
+            let allocation = self.live(&owner);
             let offset_bytes = addr.wrapping_sub(allocation.addr);
             return Whois::Live { allocation, offset_bytes };
         }
-        match self.graveyard.last(|slot| slot.holds(addr)) {
+        match self.last_stone(addr, |was| was.holds(addr)) {
             Some(stone) => {
                 let freed = self.freed(stone);
                 let offset_bytes = addr.wrapping_sub(freed.addr);
@@ -272,47 +331,56 @@ impl Book {
         }
     }
 
-    pub(crate) fn live_slots(&self) -> impl Iterator<Item = &Slot> {
-        self.slots.iter().filter(|slot| slot.live)
+    fn standing(&self) -> impl Iterator<Item = Standing> {
+        self.device.iter().chain(self.host.iter())
+    }
+
+    /// How many live allocations are older than `index`.
+    pub(crate) fn count_before(&self, index: u64) -> usize {
+        self.standing().filter(|s| s.item.index < index).count()
     }
 
     /// The live allocations that fit, in order of creation.
     pub(crate) fn live_where(&self, fits: impl Fn(&AllocRecord) -> bool) -> Vec<LiveAllocation> {
         let mut live: Vec<_> =
-            self.live_slots().map(|slot| self.live(slot)).filter(|live| fits(&live.record)).collect();
+            self.standing().map(|s| self.live(&s)).filter(|live| fits(&live.record)).collect();
         live.sort_unstable_by_key(|live| live.record.index);
         live
     }
 
     pub(crate) fn reset_peak(&mut self) {
-        self.peak_bytes = self.sweepable().bytes;
-        self.peak_resident_bytes = u128::from(self.pages().device) * u128::from(SMALL_ALLOC_CHUNK);
+        let pages = self.pages();
+        self.meter.reset_peak(pages);
+    }
+
+    /// Keeps the last `limit` events from now on; none where it is 0.
+    pub(crate) fn keep_events(&mut self, limit: usize) {
+        self.events = (limit > 0).then(|| Ring::new(limit));
+    }
+
+    pub(crate) fn recent_events(&self) -> Vec<Event> {
+        let ring = self.events.iter().flat_map(Ring::iter);
+        ring.map(|e| Event { number: e.number, kind: e.kind, allocation: self.live(&e.what), at: e.at })
+            .collect()
     }
 
     /// Whether page counts must be made anew, at a cost, since live allocations overlap.
+    #[inline]
     pub(crate) fn has_overlaps(&self) -> bool {
         self.device.has_overlaps()
     }
 
-    fn sum(&self, kind: AllocKind) -> Sum {
-        self.sums[kind as usize]
-    }
-
-    fn sweepable(&self) -> Sum {
-        let (device, managed) = (self.sum(AllocKind::Device), self.sum(AllocKind::Managed));
-        Sum { bytes: device.bytes + managed.bytes, count: device.count + managed.count }
-    }
-
     /// Distinct pages, in any case.
     fn pages(&self) -> PageCounts {
-        let counts = self.device.counts();
+        let counts = self.meter.pages();
         if !self.has_overlaps() {
             return counts;
         }
         let ranges = |fits: fn(AllocKind) -> bool| -> Vec<(u64, u64)> {
-            self.live_slots()
-                .filter(|slot| fits(slot.kind))
-                .filter_map(|slot| Extent::new(slot.addr, slot.bytes).map(Extent::pages))
+            self.device
+                .iter()
+                .filter(|s| fits(s.item.kind))
+                .filter_map(|s| Extent::new(s.addr, s.bytes).map(Extent::pages))
                 .collect()
         };
         let device = covered_pages(&mut ranges(|kind| kind == AllocKind::Device));
@@ -320,85 +388,28 @@ impl Book {
         PageCounts { device, arena_only: all - device, small: counts.small }
     }
 
-    /// All totals of this moment, given its distinct pages.
-    #[inline]
-    fn totals(&mut self, pages: PageCounts) -> Totals {
-        let page_bytes = |pages: u64| u128::from(pages) * u128::from(SMALL_ALLOC_CHUNK);
-        let (sweepable, device) = (self.sweepable(), self.sum(AllocKind::Device));
-        let (managed, arena, pinned) =
-            (self.sum(AllocKind::Managed), self.sum(AllocKind::Arena), self.sum(AllocKind::Pinned));
-        let resident = page_bytes(pages.device);
-        self.peak_resident_bytes = self.peak_resident_bytes.max(resident);
-        Totals {
-            live_bytes: narrow(sweepable.bytes),
-            live_count: sweepable.count as u64,
-            resident_bytes: narrow(resident),
-            slack_bytes: narrow(resident.saturating_sub(device.bytes)),
-            chunk_slack_bytes: narrow(page_bytes(pages.small).saturating_sub(self.small_bytes)),
-            peak_bytes: narrow(self.peak_bytes),
-            peak_resident_bytes: narrow(self.peak_resident_bytes),
-            managed_bytes: narrow(managed.bytes),
-            managed_count: managed.count as u64,
-            arena_bytes: narrow(arena.bytes),
-            arena_count: arena.count as u64,
-            arena_resident_bytes: narrow(page_bytes(pages.arena_only)),
-            pinned_bytes: narrow(pinned.bytes),
-            pinned_count: pinned.count as u64,
-            misuse: self.misuse,
-        }
-    }
-
     /// The totals, exact in any case; costs a walk over the live allocations while some overlap.
     pub(crate) fn settled_totals(&mut self) -> Totals {
         let pages = self.pages();
-        self.totals(pages)
+        self.meter.note_resident(pages);
+        self.meter.totals(pages)
     }
 
-    /// The totals at the cost of a few additions; exact while nothing overlaps.
-    #[inline]
-    pub(crate) fn running_totals(&mut self) -> Totals {
-        self.totals(self.device.counts())
-    }
-
-    /// Totals that no overlap touches: live bytes and count, and the peak of live bytes.
-    pub(crate) fn live_totals(&self) -> (u64, u64, u64) {
-        let live = self.sweepable();
-        (narrow(live.bytes), live.count as u64, narrow(self.peak_bytes))
-    }
-
-    /// One moment as plain data.
-    pub(crate) fn snapshot(&mut self) -> Snapshot {
-        type Key = (*const Location<'static>, u32, u32, AllocKind);
-        let mut at: HashMap<Key, usize, Mixer> = HashMap::default();
-        let mut sums: Vec<(Slot, Sum)> = Vec::new();
-        // Neighbours in the list were often made by one line in one scope.
-        let mut last: Option<(Key, usize)> = None;
-        for slot in self.slots.iter().filter(|slot| slot.live) {
-            let key = (std::ptr::from_ref(slot.site), slot.scope, slot.tag, slot.kind);
-            let group = match last {
-                Some((same, group)) if same == key => group,
-                _ => *at.entry(key).or_insert_with(|| {
-                    sums.push((*slot, Sum::default()));
-                    sums.len() - 1
-                }),
-            };
-            last = Some((key, group));
-            sums[group].1.bytes += slot.bytes as u128;
-            sums[group].1.count += 1;
+    /// Who holds what now, or held it at the peak.
+    pub(crate) fn moment(&mut self, at_peak: bool) -> Moment {
+        let peaks = self.meter.peaks();
+        let pick = |held: &crate::group::Held| if at_peak { held.at_peak(peaks) } else { held.now() };
+        let mut held: Vec<(Key, Sum)> = self.groups.iter().map(|(key, held)| (*key, pick(held))).collect();
+        for (&number, known) in self.device.shards.iter().flat_map(|shard| &shard.groups) {
+            let part = pick(&known.held);
+            held[number as usize].1.change(part.bytes, part.count);
         }
-        let name = |id: u32| self.labels.name(id).map(|name| name.to_string());
-        let groups = sums
-            .into_iter()
-            .map(|(slot, sum)| Group {
-                site: Site::of(slot.site),
-                scope: name(slot.scope),
-                tag: name(slot.tag),
-                kind: slot.kind,
-                bytes: narrow(sum.bytes),
-                count: sum.count as u64,
-            })
-            .collect();
-        Snapshot::new(self.settled_totals(), groups)
+        held.retain(|(_, sum)| *sum != Sum::default());
+        let totals = match self.meter.kept_peak() {
+            Some(kept) if at_peak => kept,
+            _ => self.settled_totals(),
+        };
+        Moment { totals, held, labels: self.labels.names.clone() }
     }
 
     fn space(&self, class: Class) -> &Space {
@@ -415,119 +426,143 @@ impl Book {
         }
     }
 
-    /// Puts a slot in, unless another has its base.
-    fn insert(&mut self, mut slot: Slot) -> Inserted {
-        let at = self.vacant.last().copied().unwrap_or(self.slots.len());
-        let inserted = self.space_mut(slot.kind).insert(slot.addr, slot.bytes, at, slot.touch());
-        slot.overlapped = match inserted {
-            Inserted::BaseTaken(_) => return inserted,
-            Inserted::Overlapping(_) => true,
-            Inserted::Clean => false,
-        };
-        match self.vacant.pop() {
-            Some(at) => self.slots[at] = slot,
-            None => self.slots.push(slot),
+    /// Keeps the totals of the peak where overlaps make that the caller's business.
+    fn leave_peak(&mut self) {
+        if self.meter.is_at_peak() {
+            let pages = self.pages();
+            self.meter.keep_peak(pages);
         }
-        let sum = &mut self.sums[slot.kind as usize];
-        sum.bytes += slot.bytes as u128;
-        sum.count += 1;
-        if slot.touch() == (Touch::Device { small: true }) {
-            self.small_bytes += slot.bytes as u128;
+    }
+
+    /// Counts what was put in or taken out.
+    #[inline]
+    fn count(&mut self, what: &Standing, comes: bool, flips: Flips) {
+        let change = Change::of(what.item.kind, what.bytes, comes, flips);
+        let after = self.meter.apply(&change, self.device.has_overlaps());
+        self.groups.held_mut(what.item.group).change(change.bytes(), change.count(), after);
+    }
+
+    #[cold]
+    fn note(&mut self, kind: EventKind, what: Standing, at: &'static Location<'static>) {
+        if let Some(events) = &mut self.events {
+            events.push(kind, what, at);
         }
-        self.peak_bytes = self.peak_bytes.max(self.sweepable().bytes);
+    }
+
+    /// Puts one in, unless another has its base.
+    fn insert(&mut self, new: Standing) -> Inserted {
+        if self.has_overlaps() {
+            self.leave_peak();
+        }
+        let (inserted, pages) = self.space_mut(new.item.kind).insert(new);
+        if !matches!(inserted, Inserted::BaseTaken(_)) {
+            self.count(&new, true, Flips::default());
+            self.meter.add_pages(pages, self.device.has_overlaps());
+        }
         inserted
     }
 
-    /// Takes a live slot out and remembers it.
-    fn remove(&mut self, at: usize, freed_at: &'static Location<'static>, how: FreedBy) -> Slot {
-        let slot = self.slots[at];
-        self.slots[at].live = false;
-        self.vacant.push(at);
-        self.space_mut(slot.kind).remove(slot.addr, slot.bytes, slot.touch(), slot.overlapped);
-        let sum = &mut self.sums[slot.kind as usize];
-        sum.bytes -= slot.bytes as u128;
-        sum.count -= 1;
-        if slot.touch() == (Touch::Device { small: true }) {
-            self.small_bytes -= slot.bytes as u128;
+    /// Takes a live one out and remembers it.
+    fn remove(&mut self, gone: &Standing, freed_at: &'static Location<'static>, how: FreedBy) {
+        if self.has_overlaps() {
+            self.leave_peak();
         }
-        self.graveyard.bury(Tombstone { slot, freed_at, how });
-        slot
+        let pages = self.space_mut(gone.item.kind).remove(gone);
+        self.left(gone, Flips::default(), freed_at, how);
+        self.meter.add_pages(pages, self.device.has_overlaps());
     }
 
-    /// What was wrong with a slot that went in; the weightiest, if several things were.
+    #[inline]
+    fn left(&mut self, gone: &Standing, flips: Flips, freed_at: &'static Location<'static>, how: FreedBy) {
+        self.count(gone, false, flips);
+        self.graveyard.bury(Tombstone { was: *gone, freed_at, how, phase: self.phase });
+        if self.events.is_some() {
+            self.note(EventKind::Gone(how), *gone, freed_at);
+        }
+    }
+
+    /// The last free that fits, of an allocation that had `addr`.
+    fn last_stone(&self, addr: u64, fits: impl Fn(&Standing) -> bool) -> Option<&Tombstone> {
+        let here = self.graveyard.last(&fits);
+        let dealt = self.device.shard(addr >> PAGE_SHIFT).graveyard.last(&fits);
+        here.into_iter().chain(dealt).max_by_key(|stone| stone.phase)
+    }
+
+    /// What was wrong with one that went in; the weightiest, if several things were.
     fn judge(
         &mut self,
-        slot: &Slot,
-        displaced: Option<Slot>,
+        new: &Standing,
+        displaced: Option<Standing>,
         inserted: Inserted,
     ) -> Option<Box<RecordMisuse>> {
         let past_end =
-            (slot.bytes as u64).checked_sub(1).is_some_and(|more| slot.addr.checked_add(more).is_none());
-        if displaced.is_none()
-            && inserted == Inserted::Clean
-            && slot.addr != 0
-            && slot.bytes != 0
-            && !past_end
+            (new.bytes as u64).checked_sub(1).is_some_and(|more| new.addr.checked_add(more).is_none());
+        if displaced.is_none() && inserted == Inserted::Clean && new.addr != 0 && new.bytes != 0 && !past_end
         {
             return None;
         }
-        let new = self.live(slot);
+        let live = self.live(new);
         let misuse = match (displaced, inserted) {
-            (Some(old), _) => RecordMisuse::OverLive { kept: new, displaced: self.outward(&old) },
-            (None, Inserted::Overlapping(at)) => {
-                RecordMisuse::Overlap { new, with: self.live(&self.slots[at]) }
+            (Some(old), _) => {
+                RecordMisuse::OverLive { kept: live, displaced: self.outward(&old.item, old.bytes) }
             }
-            _ if past_end => RecordMisuse::PastEnd { new },
-            _ if slot.addr == 0 => RecordMisuse::Null { new },
-            _ => RecordMisuse::Empty { new },
+            (None, Inserted::Overlapping(other)) => {
+                RecordMisuse::Overlap { new: live, with: self.live(&other) }
+            }
+            _ if past_end => RecordMisuse::PastEnd { new: live },
+            _ if new.addr == 0 => RecordMisuse::Null { new: live },
+            _ => RecordMisuse::Empty { new: live },
         };
-        self.misuse.note_record(&misuse);
+        self.meter.misuse.note_record(&misuse);
         Some(Box::new(misuse))
     }
 
-    /// Why `addr` is not to be freed by a call for `class`; `found` is the slot with that base.
-    fn explain(&self, addr: u64, class: Class, found: Option<usize>) -> ForgetError {
-        if let Some(at) = found {
-            return ForgetError::OtherKind { live: Box::new(self.live(&self.slots[at])) };
+    /// Why `addr` is not to be freed by a call for `class`; `found` has that base.
+    fn explain(&self, addr: u64, class: Class, found: Option<Standing>) -> ForgetError {
+        if let Some(found) = found {
+            return ForgetError::OtherKind { live: Box::new(self.live(&found)) };
         }
         if addr == 0 {
             return ForgetError::Null;
         }
-        let of_space = |slot: &Slot| (slot.kind == AllocKind::Pinned) == (class == Class::Pinned);
-        let owner = self.space(class).owner(addr).map(|at| Box::new(self.live(&self.slots[at])));
+        let of_space = |was: &Standing| (was.item.kind == AllocKind::Pinned) == (class == Class::Pinned);
+        let owner = self.space(class).owner(addr).map(|owner| Box::new(self.live(&owner)));
         // A base that was handed out once says more than where the address lies now.
-        if let Some(stone) = self.graveyard.last(|slot| slot.addr == addr && of_space(slot)) {
+        if let Some(stone) = self.last_stone(addr, |was| was.addr == addr && of_space(was)) {
             return ForgetError::DoubleFree { freed: Box::new(self.freed(stone)), now_inside: owner };
         }
         if let Some(owner) = owner {
             return ForgetError::Interior { addr, owner };
         }
-        match self.graveyard.last(|slot| slot.holds(addr) && of_space(slot)) {
+        match self.last_stone(addr, |was| was.holds(addr) && of_space(was)) {
             Some(stone) => ForgetError::InsideFreed { addr, freed: Box::new(self.freed(stone)) },
             None => ForgetError::Foreign { addr },
         }
     }
 
-    fn outward(&self, slot: &Slot) -> AllocRecord {
+    /// A record as the API gives it.
+    #[inline]
+    pub(crate) fn outward(&self, item: &Item, bytes: usize) -> AllocRecord {
+        let key = self.groups.key(item.group);
         AllocRecord {
-            bytes: slot.bytes,
-            site: slot.site,
-            kind: slot.kind,
-            scope: self.labels.name(slot.scope),
-            tag: self.labels.name(slot.tag),
-            index: slot.index,
-            free_refused: slot.free_refused,
+            bytes,
+            site: key.site,
+            kind: item.kind,
+            scope: self.labels.name(key.scope),
+            tag: self.labels.name(key.tag),
+            index: item.index,
+            free_refused: item.free_refused,
         }
     }
 
-    fn live(&self, slot: &Slot) -> LiveAllocation {
-        LiveAllocation { addr: slot.addr, record: self.outward(slot) }
+    fn live(&self, one: &Standing) -> LiveAllocation {
+        LiveAllocation { addr: one.addr, record: self.outward(&one.item, one.bytes) }
     }
 
     fn freed(&self, stone: &Tombstone) -> FreedAllocation {
         FreedAllocation {
-            addr: stone.slot.addr,
-            record: self.outward(&stone.slot),
+            addr: stone.was.addr,
+            record: self.outward(&stone.was.item, stone.was.bytes),
             freed_at: stone.freed_at,
             how: stone.how,
         }

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use crate::LiveAllocation;
-use crate::ledger::Shared;
 use crate::report::allocations;
+use crate::shared::Shared;
 
 /// Allocations that a failed assertion names one by one.
 const NAMED: usize = 10;
@@ -33,7 +33,7 @@ pub(crate) fn fail(what: &str, shown: &[LiveAllocation], ledger: &Arc<Shared>) -
     if shown.len() > NAMED {
         let _ = writeln!(text, "  and {} more", shown.len() - NAMED);
     }
-    panic!("{text}{}", ledger.snapshot().report(ROWS, 0));
+    panic!("{text}{}", ledger.snapshot(false).report(ROWS, 0));
 }
 
 #[track_caller]

@@ -4,203 +4,81 @@
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-
-use parking_lot::Mutex;
 
 use crate::book::{Book, Class};
 use crate::misuse::{ForgetError, Recorded};
-use crate::{
-    AllocKind, AllocRecord, LiveAllocation, Mark, ScopeGuard, Snapshot, Totals, Whois, check, scope,
-};
+use crate::shared::{Shared, Total};
+use crate::{AllocKind, AllocRecord, Event, Mark, ScopeGuard, Snapshot, Whois, check, scope};
 
 /// Frees that a ledger remembers unless told otherwise.
 const TOMBSTONES: usize = 1024;
-
-/// The state that a ledger and its probes share: the book behind its lock, and the totals for reading without it.
-pub(crate) struct Shared {
-    book: Mutex<Book>,
-    // Written under the lock, read by anyone.
-    live_bytes: AtomicU64,
-    live_count: AtomicU64,
-    peak_bytes: AtomicU64,
-    resident_bytes: AtomicU64,
-    slack_bytes: AtomicU64,
-    chunk_slack_bytes: AtomicU64,
-    peak_resident_bytes: AtomicU64,
-    arena_bytes: AtomicU64,
-    arena_count: AtomicU64,
-    arena_resident_bytes: AtomicU64,
-    pinned_bytes: AtomicU64,
-    pinned_count: AtomicU64,
-    /// Live allocations overlap, so all but the first three must be asked of the book.
-    stale: AtomicBool,
-}
-
-impl Shared {
-    fn new(tombstones: usize) -> Self {
-        Self {
-            book: Mutex::new(Book::new(tombstones)),
-            live_bytes: AtomicU64::new(0),
-            live_count: AtomicU64::new(0),
-            peak_bytes: AtomicU64::new(0),
-            resident_bytes: AtomicU64::new(0),
-            slack_bytes: AtomicU64::new(0),
-            chunk_slack_bytes: AtomicU64::new(0),
-            peak_resident_bytes: AtomicU64::new(0),
-            arena_bytes: AtomicU64::new(0),
-            arena_count: AtomicU64::new(0),
-            arena_resident_bytes: AtomicU64::new(0),
-            pinned_bytes: AtomicU64::new(0),
-            pinned_count: AtomicU64::new(0),
-            stale: AtomicBool::new(false),
-        }
-    }
-
-    /// Changes the book and publishes its totals before the lock goes.
-    fn change<T>(&self, change: impl FnOnce(&mut Book) -> T) -> T {
-        let mut book = self.book.lock();
-        let answer = change(&mut book);
-        if book.has_overlaps() {
-            let (bytes, count, peak) = book.live_totals();
-            self.live_bytes.store(bytes, Relaxed);
-            self.live_count.store(count, Relaxed);
-            self.peak_bytes.store(peak, Relaxed);
-            self.stale.store(true, Relaxed);
-        } else {
-            self.publish(&book.running_totals());
-            self.stale.store(false, Relaxed);
-        }
-        answer
-    }
-
-    #[inline]
-    fn publish(&self, totals: &Totals) {
-        for (cell, value) in [
-            (&self.live_bytes, totals.live_bytes),
-            (&self.live_count, totals.live_count),
-            (&self.peak_bytes, totals.peak_bytes),
-            (&self.resident_bytes, totals.resident_bytes),
-            (&self.slack_bytes, totals.slack_bytes),
-            (&self.chunk_slack_bytes, totals.chunk_slack_bytes),
-            (&self.peak_resident_bytes, totals.peak_resident_bytes),
-            (&self.arena_bytes, totals.arena_bytes),
-            (&self.arena_count, totals.arena_count),
-            (&self.arena_resident_bytes, totals.arena_resident_bytes),
-            (&self.pinned_bytes, totals.pinned_bytes),
-            (&self.pinned_count, totals.pinned_count),
-        ] {
-            cell.store(value, Relaxed);
-        }
-    }
-
-    /// Reads one total, settling it first where an overlap made it stale.
-    fn read(&self, cell: &AtomicU64) -> usize {
-        if self.stale.load(Relaxed) {
-            let mut book = self.book.lock();
-            let totals = book.settled_totals();
-            self.publish(&totals);
-            // Still stale while the overlap lasts, but no change can come between: every change says so itself.
-            self.stale.store(false, Relaxed);
-            return cell.load(Relaxed) as usize;
-        }
-        cell.load(Relaxed) as usize
-    }
-
-    /// A scope's number and whole label, and the index of the next allocation.
-    pub(crate) fn open_scope(&self, parent: Option<u32>, label: &str) -> (u32, Arc<str>, u64) {
-        let mut book = self.book.lock();
-        let (id, label) = book.open_scope(parent, label);
-        (id, label, book.next_index())
-    }
-
-    pub(crate) fn live_where(&self, fits: impl Fn(&AllocRecord) -> bool) -> Vec<LiveAllocation> {
-        self.book.lock().live_where(fits)
-    }
-
-    /// What was recorded at `index` or later, and how many live allocations are older.
-    pub(crate) fn live_since(&self, index: u64) -> (Vec<LiveAllocation>, usize) {
-        let book = self.book.lock();
-        let old = book.live_slots().filter(|slot| slot.index < index).count();
-        (book.live_where(|record| record.index >= index), old)
-    }
-
-    pub(crate) fn snapshot(&self) -> Snapshot {
-        self.book.lock().snapshot()
-    }
-
-    fn allocations(&self, fits: impl Fn(AllocKind) -> bool) -> Vec<(u64, AllocRecord)> {
-        let live = self.live_where(|record| fits(record.kind));
-        live.into_iter().map(|live| (live.addr, live.record)).collect()
-    }
-}
 
 /// The reads that a ledger and a probe have in common.
 macro_rules! reads {
     ($type:ident) => {
         impl $type {
-            /// Bytes of live device and managed allocations, as their callers asked for them. One atomic load.
+            /// Bytes of live device and managed allocations, as their callers asked for them.
             pub fn live_bytes(&self) -> usize {
-                self.shared.live_bytes.load(Relaxed) as usize
+                self.shared.read(Total::LiveBytes)
             }
 
-            /// Number of live device and managed allocations. One atomic load.
+            /// Number of live device and managed allocations.
             pub fn live_count(&self) -> usize {
-                self.shared.live_count.load(Relaxed) as usize
+                self.shared.read(Total::LiveCount)
             }
 
-            /// The highest [`live_bytes`](Self::live_bytes) so far. One atomic load.
+            /// The highest [`live_bytes`](Self::live_bytes) so far.
             pub fn peak_bytes(&self) -> usize {
-                self.shared.peak_bytes.load(Relaxed) as usize
+                self.shared.read(Total::PeakBytes)
             }
 
             /// Bytes the driver keeps for the live device allocations: the distinct 2 MiB pages they touch. Exact after
             /// every operation; one atomic load. (While live allocations overlap, which no driver lets happen, the first
             /// read after a change counts the pages anew.)
             pub fn resident_bytes(&self) -> usize {
-                self.shared.read(&self.shared.resident_bytes)
+                self.shared.read(Total::ResidentBytes)
             }
 
             /// What the driver keeps beyond what was asked for: [`resident_bytes`](Self::resident_bytes) less the bytes of
             /// live device allocations, of one moment. Costs as that does.
             pub fn slack_bytes(&self) -> usize {
-                self.shared.read(&self.shared.slack_bytes)
+                self.shared.read(Total::SlackBytes)
             }
 
             /// [`chunk_slack`](crate::chunk_slack) of the live device allocations: the part of the slack that lies in
             /// chunks of small ones. Costs as [`resident_bytes`](Self::resident_bytes) does.
             pub fn chunk_slack_bytes(&self) -> usize {
-                self.shared.read(&self.shared.chunk_slack_bytes)
+                self.shared.read(Total::ChunkSlackBytes)
             }
 
             /// The highest [`resident_bytes`](Self::resident_bytes) so far (seen at reads only, while allocations overlap).
             pub fn peak_resident_bytes(&self) -> usize {
-                self.shared.read(&self.shared.peak_resident_bytes)
+                self.shared.read(Total::PeakResidentBytes)
             }
 
             /// Bytes of live arenas, which the live totals leave out.
             pub fn arena_bytes(&self) -> usize {
-                self.shared.read(&self.shared.arena_bytes)
+                self.shared.read(Total::ArenaBytes)
             }
 
             /// Number of live arenas.
             pub fn arena_count(&self) -> usize {
-                self.shared.read(&self.shared.arena_count)
+                self.shared.read(Total::ArenaCount)
             }
 
             /// Bytes of the distinct pages that arenas touch and no other device allocation does.
             pub fn arena_resident_bytes(&self) -> usize {
-                self.shared.read(&self.shared.arena_resident_bytes)
+                self.shared.read(Total::ArenaResidentBytes)
             }
 
             /// Bytes of live pinned host memory, which the live totals leave out.
             pub fn pinned_bytes(&self) -> usize {
-                self.shared.read(&self.shared.pinned_bytes)
+                self.shared.read(Total::PinnedBytes)
             }
 
             /// Number of live pinned allocations.
             pub fn pinned_count(&self) -> usize {
-                self.shared.read(&self.shared.pinned_count)
+                self.shared.read(Total::PinnedCount)
             }
 
             /// Every live device and managed allocation, base address and record, in order of creation.
@@ -216,12 +94,28 @@ macro_rules! reads {
             /// What is known of an address: live (even in the middle of an allocation), freed, or unknown. Device addresses
             /// are looked up before host addresses.
             pub fn whois(&self, addr: u64) -> Whois {
-                self.shared.book.lock().whois(addr)
+                self.shared.ask(|book| book.whois(addr))
             }
 
             /// This moment as plain data: totals, and who holds them.
+            ///
+            /// Holds others up for as long as it takes to copy what each line in each scope holds, not for a look at every
+            /// live allocation.
             pub fn snapshot(&self) -> Snapshot {
-                self.shared.snapshot()
+                self.shared.snapshot(false)
+            }
+
+            /// The moment of the last peak of [`live_bytes`](Self::live_bytes), as a snapshot taken there would be: totals,
+            /// and who held them. Of moments equally high, the first.
+            ///
+            /// No history is kept for it: what each line holds in each scope is put aside when it first changes after a peak.
+            pub fn peak_snapshot(&self) -> Snapshot {
+                self.shared.snapshot(true)
+            }
+
+            /// The last events, oldest first, as many as [`Ledger::keep_events`] was told to keep; none unless it was.
+            pub fn recent_events(&self) -> Vec<Event> {
+                self.shared.ask(|book| book.recent_events())
             }
 
             /// The report of this moment as text; see [`Snapshot::report`].
@@ -240,8 +134,10 @@ macro_rules! reads {
 
             /// This moment, to compare with later.
             pub fn mark(&self) -> Mark {
-                let book = self.shared.book.lock();
-                Mark { live_count: book.live_slots().count(), next_index: book.next_index() }
+                self.shared.ask(|book| Mark {
+                    live_count: book.meter.count_of_all(),
+                    next_index: book.meter.next_index(),
+                })
             }
 
             /// For tests: asserts that exactly what was live at the mark is live now, of every kind and every thread.
@@ -267,7 +163,7 @@ macro_rules! reads {
 
 /// The size and the allocating source line of every live device allocation.
 ///
-/// All methods take `&self` and may be called from any thread; none blocks on anything but the ledger's own short lock.
+/// All methods take `&self` and may be called from any thread; none blocks on anything but the ledger's own short locks.
 /// Nothing here talks to a device, so a capture under way is no concern.
 pub struct Ledger {
     shared: Arc<Shared>,
@@ -281,8 +177,8 @@ impl Ledger {
         Self::with_tombstones(TOMBSTONES)
     }
 
-    /// An empty ledger that remembers the last `frees` frees, at some 80 bytes each; 0 remembers none, and then a double
-    /// free is told as foreign.
+    /// An empty ledger that remembers the last `frees` frees at least, at some 60 bytes each; 0 remembers none, and then a
+    /// double free is told as foreign. While threads work in shards, each shard remembers as many of its own.
     pub fn with_tombstones(frees: usize) -> Self {
         Self { shared: Arc::new(Shared::new(frees)) }
     }
@@ -315,14 +211,16 @@ impl Ledger {
         kind: AllocKind,
     ) -> Recorded {
         let scope = scope::current(&self.shared);
-        self.shared.change(|book| book.record(addr, bytes, site, kind, scope))
+        self.shared.record(addr, bytes, site, kind, scope)
     }
 
     /// Takes a device or managed allocation off the ledger. Call it *before* the driver's free: the driver may hand the
     /// address to another thread at once. None where `addr` is no base of one; [`try_forget`](Self::try_forget) says why.
     #[track_caller]
     pub fn forget(&self, addr: u64) -> Option<AllocRecord> {
-        self.try_forget(addr).ok()
+        let freed_at = Location::caller();
+        let otherwise = |shared: &Shared| shared.forget(addr, Class::Sweepable, freed_at).ok();
+        self.shared.forget_small(addr, freed_at, Some, otherwise)
     }
 
     /// [`forget`](Self::forget) that says why not. The caller's source line is remembered as that of the free.
@@ -331,7 +229,9 @@ impl Ledger {
     /// [`ForgetError`]: double free, interior pointer, foreign pointer, another kind of memory, null.
     #[track_caller]
     pub fn try_forget(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
-        self.forget_class(addr, Class::Sweepable)
+        let freed_at = Location::caller();
+        let otherwise = |shared: &Shared| shared.forget(addr, Class::Sweepable, freed_at);
+        self.shared.forget_small(addr, freed_at, Ok, otherwise)
     }
 
     /// Takes an arena off the ledger.
@@ -340,7 +240,7 @@ impl Ledger {
     /// As [`try_forget`](Self::try_forget).
     #[track_caller]
     pub fn try_forget_arena(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
-        self.forget_class(addr, Class::Arena)
+        self.shared.forget(addr, Class::Arena, Location::caller())
     }
 
     /// Takes pinned host memory off the ledger, by its host address.
@@ -349,13 +249,7 @@ impl Ledger {
     /// As [`try_forget`](Self::try_forget).
     #[track_caller]
     pub fn try_forget_pinned(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
-        self.forget_class(addr, Class::Pinned)
-    }
-
-    #[track_caller]
-    fn forget_class(&self, addr: u64, class: Class) -> Result<AllocRecord, ForgetError> {
-        let freed_at = Location::caller();
-        self.shared.change(|book| book.forget(addr, class, freed_at))
+        self.shared.forget(addr, Class::Pinned, Location::caller())
     }
 
     /// Puts back what was just taken off, since the driver refused to free it. The record keeps its index, scope and site,
@@ -392,12 +286,18 @@ impl Ledger {
 
     /// Names one live allocation, of any kind, by its base. False where none is there.
     pub fn tag(&self, addr: u64, tag: &str) -> bool {
-        self.shared.book.lock().tag(addr, tag)
+        self.shared.ask(|book| book.tag(addr, tag))
     }
 
     /// Starts the peaks anew from what is live now.
     pub fn reset_peak(&self) {
         self.shared.change(Book::reset_peak);
+    }
+
+    /// Keeps the last `limit` events from now on, for [`recent_events`](Self::recent_events); 0 keeps none, as it is at
+    /// first. While events are kept, all threads share one lock, so that their order is known.
+    pub fn keep_events(&self, limit: usize) {
+        self.shared.change(|book| book.keep_events(limit));
     }
 }
 

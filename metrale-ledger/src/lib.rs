@@ -33,11 +33,27 @@
 //!
 //! # What is exact
 //!
-//! Totals ([`live_bytes`](Ledger::live_bytes), [`live_count`](Ledger::live_count),
-//! [`resident_bytes`](Ledger::resident_bytes), [`slack_bytes`](Ledger::slack_bytes), [`peak_bytes`](Ledger::peak_bytes))
-//! are kept up to date by every operation and cost one atomic load. A [`Snapshot`], and so a report, is one moment.
+//! Every operation takes effect at one moment between its call and its return, and all of them in one order. The totals
+//! ([`live_bytes`](Ledger::live_bytes), [`live_count`](Ledger::live_count), [`resident_bytes`](Ledger::resident_bytes),
+//! [`slack_bytes`](Ledger::slack_bytes), [`chunk_slack_bytes`](Ledger::chunk_slack_bytes)) are sums over that order, and the
+//! peaks ([`peak_bytes`](Ledger::peak_bytes), [`peak_resident_bytes`](Ledger::peak_resident_bytes)) the highest sums in it:
+//! with one thread exact after every call, with many exact for an order that agrees with every thread's. A read is the total
+//! of one moment. A [`Snapshot`], and so a report, is one moment too: its totals and its groups agree, and
+//! [`peak_snapshot`](Ledger::peak_snapshot) is the very moment of the peak. Two reads are two moments; a pair that must agree
+//! comes from one snapshot.
+//!
 //! Residency is the number of distinct 2 MiB pages that device allocations touch, which on an H200 is what the driver's
-//! own free figure shows. [`placement`] predicts it before anything is allocated.
+//! own free figure shows. [`placement`] predicts it before anything is allocated, and [`plan`] for a whole stream.
+//!
+//! # What it costs
+//!
+//! As long as threads seldom meet, one short lock an operation. When they meet often, pages are dealt out in shards (small
+//! allocations of one page in one) and each thread counts in a lane of its own. How far all lanes may go up, together with
+//! the totals, never passes the peak, so nothing counted there can be a new one; what might be closes the lanes first. Large,
+//! odd and wrong calls, and reads of a moment, call the whole back. Reads are a load or two; a snapshot costs what there are
+//! lines and scopes, and holds others up no longer. [`live_allocations`](Ledger::live_allocations),
+//! [`drain`](Ledger::drain) and the assertions look at every live allocation. In a steady state of small allocations the
+//! host is asked for no memory.
 //!
 //! # What it is not
 //!
@@ -46,25 +62,37 @@
 //!
 //! # Features
 //!
-//! - `serde` (off): `Serialize` and `Deserialize` for [`Snapshot`], [`SnapshotDiff`] and what they hold.
+//! - `serde` (off): `Serialize` and `Deserialize` for [`Snapshot`], [`SnapshotDiff`], a plan's summary, and what they hold.
+//! - `trace` (off): reading allocation logs, compressed or not, and planning them.
 
 #![forbid(unsafe_code)]
 
 mod book;
 mod byte_size;
 mod check;
+mod event;
+mod group;
 mod index;
 mod ledger;
+mod meter;
 mod misuse;
+mod page;
 pub mod placement;
+pub mod plan;
 mod record;
 mod report;
 mod residency;
 mod scope;
+mod shard;
+mod shared;
 mod snapshot;
+mod sync;
+#[cfg(feature = "trace")]
+pub mod trace;
 
 pub use byte_size::ByteSize;
 pub use check::Mark;
+pub use event::{Event, EventKind};
 pub use ledger::{Ledger, LedgerProbe};
 pub use misuse::{ForgetError, FreedAllocation, FreedBy, MisuseCounts, RecordMisuse, Recorded, Whois};
 pub use record::{AllocKind, AllocRecord, LiveAllocation};

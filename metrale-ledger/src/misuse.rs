@@ -4,7 +4,7 @@
 use std::fmt;
 use std::panic::Location;
 
-use crate::book::Slot;
+use crate::index::Standing;
 use crate::{AllocRecord, LiveAllocation};
 
 /// How an allocation came off the ledger.
@@ -186,7 +186,7 @@ impl std::error::Error for RecordMisuse {}
 /// The answer to a record. The allocation is on the ledger in any case, so an answer nobody looks at loses nothing.
 #[derive(Clone, Debug)]
 pub struct Recorded {
-    /// How many allocations this ledger had recorded before it.
+    /// Its number; see [`AllocRecord::index`].
     pub index: u64,
     /// What was wrong with it, if anything was; also counted in [`MisuseCounts`].
     pub misuse: Option<Box<RecordMisuse>>,
@@ -306,12 +306,15 @@ impl fmt::Display for Whois {
 /// One remembered free.
 #[derive(Clone, Copy)]
 pub(crate) struct Tombstone {
-    pub(crate) slot: Slot,
+    pub(crate) was: Standing,
     pub(crate) freed_at: &'static Location<'static>,
     pub(crate) how: FreedBy,
+    /// Orders stones of two rings: of one phase, one ring holds all that matter to an address.
+    pub(crate) phase: u64,
 }
 
 /// The last frees, up to a limit, as a ring: a free on the hot path writes one stone and moves nothing.
+#[derive(Default)]
 pub(crate) struct Graveyard {
     /// None where a free turned out not to have happened.
     stones: Vec<Option<Tombstone>>,
@@ -325,6 +328,7 @@ impl Graveyard {
         Self { stones: Vec::new(), next: 0, limit }
     }
 
+    #[inline]
     pub(crate) fn bury(&mut self, stone: Tombstone) {
         if self.limit == 0 {
             return;
@@ -340,14 +344,14 @@ impl Graveyard {
     }
 
     /// The last free among those that fit.
-    pub(crate) fn last(&self, fits: impl Fn(&Slot) -> bool) -> Option<&Tombstone> {
+    pub(crate) fn last(&self, fits: impl Fn(&Standing) -> bool) -> Option<&Tombstone> {
         let (newer, older) = self.stones.split_at(self.next);
-        newer.iter().rev().chain(older.iter().rev()).flatten().find(|stone| fits(&stone.slot))
+        newer.iter().rev().chain(older.iter().rev()).flatten().find(|stone| fits(&stone.was))
     }
 
     /// Removes the free of an allocation that turned out not to have happened.
     pub(crate) fn unbury(&mut self, addr: u64, index: u64) {
-        let undone = |stone: &Tombstone| stone.slot.addr == addr && stone.slot.index == index;
+        let undone = |stone: &Tombstone| stone.was.addr == addr && stone.was.item.index == index;
         if let Some(stone) = self.stones.iter_mut().find(|stone| stone.as_ref().is_some_and(undone)) {
             *stone = None;
         }

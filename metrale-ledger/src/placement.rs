@@ -183,16 +183,16 @@ impl std::error::Error for PlacementError {}
 /// End of a chunk's list of blocks.
 const NONE: u32 = u32::MAX;
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     /// Part of no run; waits for reuse.
     Vacant,
-    /// Space of a chunk in which nothing lies, since `age`.
-    Hole { age: u64 },
-    /// A small allocation of `bytes` as asked for.
-    Small { bytes: u64 },
-    /// A large allocation of `bytes` as asked for, alone in its run.
-    Large { bytes: u64 },
+    /// Space of a chunk in which nothing lies.
+    Hole,
+    /// A small allocation.
+    Small,
+    /// A large allocation, alone in its run.
+    Large,
 }
 
 /// A stretch of a run. The blocks of a chunk, in address order, form a list without gaps; no two holes are neighbours.
@@ -201,10 +201,12 @@ struct Block {
     chunk: ChunkId,
     offset: u64,
     reserved: u64,
-    state: State,
+    /// Of an allocation its bytes as asked for, of a hole the age it has since it got its present extent.
+    bytes_or_age: u64,
     prev: u32,
     next: u32,
     generation: u32,
+    state: State,
 }
 
 /// The pages of a device and what lies in them. Operations cost O(log n) in the number of holes.
@@ -265,7 +267,7 @@ impl Placement {
         }
         let slot = if reserved >= self.rule.chunk_bytes {
             let chunk = self.take_run();
-            self.put(Block::of(chunk, 0, reserved, State::Large { bytes }))
+            self.put(Block { bytes_or_age: bytes, ..Block::of(chunk, 0, reserved, State::Large) })
         } else {
             let hole = match self.best_hole(reserved) {
                 Some(key) => self.holes.remove(&key).unwrap_or(NONE),
@@ -278,7 +280,9 @@ impl Placement {
                 hole
             };
             self.split(slot, reserved);
-            self.blocks[slot as usize].state = State::Small { bytes };
+            let block = &mut self.blocks[slot as usize];
+            block.state = State::Small;
+            block.bytes_or_age = bytes;
             slot
         };
         self.live_count += 1;
@@ -315,16 +319,16 @@ impl Placement {
         else {
             return Err(PlacementError::NotLive { id });
         };
-        let (bytes, freed_pages) = match block.state {
-            State::Vacant | State::Hole { .. } => return Err(PlacementError::NotLive { id }),
-            State::Large { bytes } => {
+        let freed_pages = match block.state {
+            State::Vacant | State::Hole => return Err(PlacementError::NotLive { id }),
+            State::Large => {
                 self.retire(id.slot);
-                (bytes, block.reserved / self.rule.chunk_bytes)
+                block.reserved / self.rule.chunk_bytes
             }
-            State::Small { bytes } => (bytes, self.release(id.slot)),
+            State::Small => self.release(id.slot),
         };
         self.live_count -= 1;
-        self.live_bytes -= bytes;
+        self.live_bytes -= block.bytes_or_age;
         self.reserved_bytes -= block.reserved;
         self.resident_bytes -= freed_pages * self.rule.chunk_bytes;
         Ok(Freed {
@@ -333,6 +337,26 @@ impl Placement {
             reserved_bytes: block.reserved,
             freed_pages,
         })
+    }
+
+    /// The bytes of a live allocation as they were asked for; none where the id names nothing live.
+    pub fn bytes_of(&self, id: PlacementId) -> Option<u64> {
+        let block = self.blocks.get(id.slot as usize).filter(|block| block.generation == id.generation)?;
+        matches!(block.state, State::Small | State::Large).then_some(block.bytes_or_age)
+    }
+
+    /// What the rule keeps for a live allocation, in bytes; none where the id names nothing live.
+    pub fn reserved_bytes_of(&self, id: PlacementId) -> Option<u64> {
+        self.bytes_of(id)?;
+        Some(self.blocks[id.slot as usize].reserved)
+    }
+
+    /// Bytes of host memory that the model takes, by what its tables have room for.
+    pub fn memory_bytes(&self) -> usize {
+        // A map keeps its keys and values in nodes that are at least half full.
+        size_of::<Block>() * self.blocks.capacity()
+            + size_of::<u32>() * self.vacant.capacity()
+            + 2 * size_of::<((u64, u64), u32)>() * self.holes.len()
     }
 
     /// Allocations placed and not freed.
@@ -397,6 +421,10 @@ impl Placement {
             self.blocks[slot as usize] = block;
             slot
         } else {
+            if self.blocks.len() == self.blocks.capacity() {
+                // By a quarter, not by as much again: a model of millions keeps little room it does not use.
+                self.blocks.reserve_exact((self.blocks.len() / 4).max(16));
+            }
             self.blocks.push(block);
             // `alloc` keeps the number of blocks below `NONE`.
             (self.blocks.len() - 1) as u32
@@ -460,13 +488,16 @@ impl Placement {
         let age = self.next_age;
         self.next_age += 1;
         let block = &mut self.blocks[slot as usize];
-        block.state = State::Hole { age };
+        block.state = State::Hole;
+        block.bytes_or_age = age;
         self.holes.insert((block.reserved, age), slot);
     }
 
     /// Takes the block off the list of holes; false where it is none.
     fn close(&mut self, slot: u32) -> bool {
-        let Some(&Block { reserved, state: State::Hole { age }, .. }) = self.blocks.get(slot as usize) else {
+        let Some(&Block { reserved, state: State::Hole, bytes_or_age: age, .. }) =
+            self.blocks.get(slot as usize)
+        else {
             return false;
         };
         self.holes.remove(&(reserved, age));
@@ -508,7 +539,7 @@ impl fmt::Debug for Placement {
 impl Block {
     /// A block alone in its run.
     fn of(chunk: ChunkId, offset: u64, reserved: u64, state: State) -> Self {
-        Self { chunk, offset, reserved, state, prev: NONE, next: NONE, generation: 0 }
+        Self { chunk, offset, reserved, bytes_or_age: 0, prev: NONE, next: NONE, generation: 0, state }
     }
 }
 

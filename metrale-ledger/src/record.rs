@@ -69,7 +69,9 @@ pub struct AllocRecord {
     pub scope: Option<Arc<str>>,
     /// The name given to this very allocation.
     pub tag: Option<Arc<str>>,
-    /// How many allocations this ledger had recorded before it.
+    /// How many allocations this ledger had recorded before it. While threads meet often they draw these numbers in blocks:
+    /// then each number still stands for one allocation, and rises on each thread, but between threads that record at the
+    /// same time the order is that of blocks.
     pub index: u64,
     /// Set when the driver refused to free it and the record was put back.
     pub free_refused: bool,

@@ -3,7 +3,8 @@
 
 use std::collections::HashSet;
 
-use crate::index::{Extent, Mixer};
+use crate::index::Extent;
+use crate::page::Mixer;
 
 /// Bytes that the chunks of small allocations hold beyond the allocations themselves.
 ///

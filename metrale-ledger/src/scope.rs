@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::LiveAllocation;
-use crate::ledger::Shared;
+use crate::shared::Shared;
 
 thread_local! {
     /// The scopes open on this thread, of all ledgers, innermost last.

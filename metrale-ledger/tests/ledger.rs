@@ -5,7 +5,8 @@ use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::Barrier;
 
 use metrale_ledger::{
-    AllocKind, ByteSize, ForgetError, FreedBy, Ledger, LedgerProbe, RecordMisuse, ScopeGuard, Whois,
+    AllocKind, ByteSize, EventKind, ForgetError, FreedBy, Ledger, LedgerProbe, RecordMisuse, ScopeGuard,
+    Whois,
 };
 
 const MIB: usize = 1 << 20;
@@ -521,4 +522,65 @@ fn start_reading(probe: &LedgerProbe) {
         let text = ByteSize(snapshot.totals.live_bytes).to_string();
         assert!(snapshot.report(1, 0).contains(&text));
     }
+}
+
+#[test]
+fn who_held_what_at_the_peak_is_known_later() {
+    let ledger = Ledger::new();
+    let (weights, staging) = (here(), here());
+    {
+        let _scope = ledger.scope("load");
+        ledger.record(BASE, 3 * MIB, weights);
+        ledger.record(BASE + 10 * PAGE, 5 * MIB, staging);
+    }
+    ledger.record_as(BASE + 20 * PAGE, MIB, here(), AllocKind::Arena);
+    assert_eq!(ledger.peak_snapshot().totals.live_bytes, 8 << 20, "the peak is now");
+    ledger.forget(BASE + 10 * PAGE).unwrap();
+    ledger.record(BASE + 30 * PAGE, 1000, weights);
+    ledger.record(BASE + 40 * PAGE, 5 * MIB - 1000, staging);
+
+    let peak = ledger.peak_snapshot();
+    assert_eq!(
+        (peak.totals.live_bytes, peak.totals.peak_bytes, peak.totals.resident_bytes),
+        (8 << 20, 8 << 20, 10 << 20)
+    );
+    let sites: Vec<_> = peak.by_site().into_iter().map(|row| (row.site.line, row.bytes, row.count)).collect();
+    assert_eq!(sites, [(staging.line(), 5 << 20, 1), (weights.line(), 3 << 20, 1)]);
+    assert_eq!(peak.by_scope()[0].label.as_deref(), Some("load"));
+    assert_eq!(peak.totals.arena_count, 0, "as high again is no new peak, so the arena came later");
+    assert!(peak.report(5, 0).starts_with("device allocations: 8.00 MiB live in 2 allocations"));
+    // What came and went since, by site and scope.
+    let since = ledger.snapshot().diff(&peak);
+    assert_eq!(since.by_scope().iter().map(|row| row.bytes).collect::<Vec<_>>(), [5 << 20, -(5 << 20)]);
+
+    ledger.reset_peak();
+    assert_eq!(ledger.peak_snapshot(), ledger.snapshot());
+}
+
+#[test]
+fn events_are_kept_only_where_asked_for_and_bounded() {
+    let ledger = Ledger::new();
+    ledger.record(BASE, 100, here());
+    assert!(ledger.recent_events().is_empty());
+    ledger.keep_events(3);
+    let site = here();
+    ledger.record(BASE + 4096, 200, site);
+    let record = ledger.forget(BASE).unwrap();
+    ledger.restore(BASE, &record);
+    ledger.drain();
+    let events = ledger.probe().recent_events();
+    let told: Vec<_> = events.iter().map(|e| (e.number, e.kind, e.allocation.addr)).collect();
+    assert_eq!(
+        told,
+        [
+            (2, EventKind::Restored, BASE),
+            (3, EventKind::Gone(FreedBy::Drain), BASE),
+            (4, EventKind::Gone(FreedBy::Drain), BASE + 4096),
+        ]
+    );
+    assert_eq!(events[2].allocation.record.site, site);
+    assert!(events[2].to_string().starts_with("4 swept 0x7f0e00001000 (200 B of device memory from"));
+    ledger.keep_events(0);
+    ledger.record(BASE, 100, here());
+    assert!(ledger.recent_events().is_empty());
 }

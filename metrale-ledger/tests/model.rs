@@ -203,7 +203,7 @@ fn ops(grain: u64, spread: u64) -> impl Strategy<Value = Vec<Op>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 192, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(config(192))]
 
     #[test]
     fn the_ledger_agrees_with_a_plain_map_whatever_is_asked(ops in ops(PAGE / 8, 40)) {
@@ -222,6 +222,13 @@ proptest! {
         // A chunk of 16 granules, so that every size and hole turns up often.
         placement_agrees(PackingRule::new(4096, 256).unwrap(), &steps);
     }
+}
+
+/// Few cases, unless the environment (`PROPTEST_CASES`) asks for other than the 256 it asks for by default.
+fn config(few: u32) -> ProptestConfig {
+    let asked = ProptestConfig::default();
+    let cases = if asked.cases == 256 { few } else { asked.cases };
+    ProptestConfig { cases, failure_persistence: None, ..asked }
 }
 
 /// A chunk as its granules: who holds each, by number.

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What each line holds in each scope, under each tag, of each kind: now, and at the peak.
+//!
+//! A new peak only raises the number of peaks; a group keeps its value at the last peak by itself, when it changes for the
+//! first time after it. So the peak's holders are known at any time without a copy of all groups and without a history.
+
+use std::collections::HashMap;
+use std::panic::Location;
+
+use crate::AllocKind;
+use crate::page::Mixer;
+
+/// No scope, no tag.
+pub(crate) const NO_LABEL: u32 = u32::MAX;
+
+/// Who: a line, a scope, a tag, a kind. Labels are numbers of the book's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Key {
+    pub(crate) site: &'static Location<'static>,
+    pub(crate) scope: u32,
+    pub(crate) tag: u32,
+    pub(crate) kind: AllocKind,
+}
+
+/// By the address of the location: where a line has two, snapshots join them.
+impl PartialEq for Key {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.site, other.site)
+            && self.scope == other.scope
+            && self.tag == other.tag
+            && self.kind == other.kind
+    }
+}
+
+impl Eq for Key {}
+
+impl std::hash::Hash for Key {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        state.write_usize(std::ptr::from_ref(self.site).addr());
+        state.write_u64(u64::from(self.scope) << 32 | u64::from(self.tag));
+        state.write_u8(self.kind as u8);
+    }
+}
+
+/// Bytes and number of allocations. Wide, since a caller may claim any size; signed, since a shard holds only changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sum {
+    pub(crate) bytes: i128,
+    pub(crate) count: i64,
+}
+
+impl Sum {
+    #[inline]
+    pub(crate) fn change(&mut self, bytes: i128, count: i64) {
+        self.bytes = self.bytes.wrapping_add(bytes);
+        self.count += count;
+    }
+}
+
+/// A sum now and at the last peak.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    now: Sum,
+    then: Sum,
+    /// The peak that `then` belongs to; for any later one `now` still holds.
+    peak: u64,
+}
+
+impl Default for Held {
+    fn default() -> Self {
+        Self { now: Sum::default(), then: Sum::default(), peak: u64::MAX }
+    }
+}
+
+impl Held {
+    /// Changes the sum. `after` is the number of the last peak, or none where this very change makes a new one.
+    #[inline]
+    pub(crate) fn change(&mut self, bytes: i128, count: i64, after: Option<u64>) {
+        if let Some(peak) = after
+            && self.peak != peak
+        {
+            self.then = self.now;
+            self.peak = peak;
+        }
+        self.now.change(bytes, count);
+    }
+
+    pub(crate) fn now(&self) -> Sum {
+        self.now
+    }
+
+    pub(crate) fn at_peak(&self, peak: u64) -> Sum {
+        if self.peak == peak { self.then } else { self.now }
+    }
+}
+
+/// All groups a ledger has seen, numbered.
+#[derive(Default)]
+pub(crate) struct Groups {
+    numbers: HashMap<Key, u32, Mixer>,
+    list: Vec<(Key, Held)>,
+    /// Neighbouring records are often of one group.
+    last: Option<(Key, u32)>,
+}
+
+impl Groups {
+    #[inline]
+    pub(crate) fn number(&mut self, key: Key) -> u32 {
+        match self.last {
+            Some((last, number)) if last == key => number,
+            _ => self.look_up(key),
+        }
+    }
+
+    fn look_up(&mut self, key: Key) -> u32 {
+        let next = self.list.len() as u32;
+        let number = *self.numbers.entry(key).or_insert(next);
+        if number == next {
+            self.list.push((key, Held::default()));
+        }
+        self.last = Some((key, number));
+        number
+    }
+
+    #[inline]
+    pub(crate) fn key(&self, number: u32) -> Key {
+        self.list[number as usize].0
+    }
+
+    #[inline]
+    pub(crate) fn held_mut(&mut self, number: u32) -> &mut Held {
+        &mut self.list[number as usize].1
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &(Key, Held)> {
+        self.list.iter()
+    }
+}

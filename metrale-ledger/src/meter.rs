@@ -1,0 +1,466 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The totals, their peaks, and the lanes in which threads count apart.
+//!
+//! A lane is a thread's own account: changes not yet in the totals, and how far these may go up. What all lanes may go up,
+//! on top of the totals, never passes the peak so far; so no sum inside a lane can be a new peak, and nobody need look. A
+//! change that might be one closes all lanes first, which brings every change into the totals, and is then judged exactly.
+
+use crate::group::Sum;
+use crate::page::{Flips, PageCounts};
+use crate::snapshot::Totals;
+use crate::{AllocKind, MisuseCounts, SMALL_ALLOC_CHUNK};
+
+/// Creation indices that a lane draws at once.
+const INDEX_BLOCK: u64 = 64;
+
+/// A byte total as the API counts them: what no `usize` holds shows as the largest.
+#[inline]
+pub(crate) fn narrow(bytes: i128) -> u64 {
+    match usize::try_from(bytes) {
+        Ok(bytes) => bytes as u64,
+        Err(_) => beyond(bytes < 0),
+    }
+}
+
+#[cold]
+fn beyond(negative: bool) -> u64 {
+    if negative { 0 } else { usize::MAX as u64 }
+}
+
+fn page_bytes(pages: u64) -> i128 {
+    i128::from(pages) * i128::from(SMALL_ALLOC_CHUNK)
+}
+
+/// What is summed apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Account {
+    /// Device allocations smaller than a chunk.
+    Small,
+    /// All other device allocations.
+    Large,
+    Managed,
+    Arena,
+    Pinned,
+}
+
+impl Account {
+    fn of(kind: AllocKind, bytes: usize) -> Self {
+        match kind {
+            AllocKind::Device if (bytes as u64) < SMALL_ALLOC_CHUNK => Self::Small,
+            AllocKind::Device => Self::Large,
+            AllocKind::Managed => Self::Managed,
+            AllocKind::Arena => Self::Arena,
+            AllocKind::Pinned => Self::Pinned,
+        }
+    }
+
+    fn is_sweepable(self) -> bool {
+        matches!(self, Self::Small | Self::Large | Self::Managed)
+    }
+}
+
+/// One allocation coming or going.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Change {
+    account: Account,
+    bytes: i128,
+    count: i64,
+    flips: Flips,
+}
+
+impl Change {
+    pub(crate) fn of(kind: AllocKind, bytes: usize, comes: bool, flips: Flips) -> Self {
+        let signed = bytes as i128;
+        let (bytes_change, count) = if comes { (signed, 1) } else { (-signed, -1) };
+        Self { account: Account::of(kind, bytes), bytes: bytes_change, count, flips }
+    }
+
+    pub(crate) fn bytes(&self) -> i128 {
+        self.bytes
+    }
+
+    pub(crate) fn count(&self) -> i64 {
+        self.count
+    }
+}
+
+/// The totals that small device allocations change, ready to be read; exact as long as none passes 2^62.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Running {
+    pub(crate) live_bytes: u64,
+    pub(crate) live_count: u64,
+    pub(crate) slack_bytes: u64,
+    pub(crate) chunk_slack_bytes: u64,
+    pub(crate) resident_bytes: u64,
+    pub(crate) arena_resident_bytes: u64,
+    pub(crate) peak_bytes: u64,
+    pub(crate) peak_resident_bytes: u64,
+}
+
+/// Which totals changed beyond those that every change concerns.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct News {
+    /// A page was touched for the first time, or left.
+    pub(crate) pages: bool,
+    /// There is a new peak of live bytes.
+    pub(crate) peak: bool,
+    /// Any of them.
+    pub(crate) all: bool,
+}
+
+/// The totals, exact where no lane is open.
+pub(crate) struct Meter {
+    running: Running,
+    news: News,
+    /// Counts the peaks.
+    peaks: u64,
+    kept_for: u64,
+    next_index: u64,
+    sums: [Sum; 5],
+    pages: PageCounts,
+    peak_bytes: i128,
+    peak_resident: i128,
+    /// The totals at the peak that `kept_for` counts.
+    at_peak: Totals,
+    /// What the open lanes may go up.
+    granted_bytes: i128,
+    granted_pages: i64,
+    /// Bit l: lane l is open.
+    open: u64,
+    pub(crate) misuse: MisuseCounts,
+}
+
+impl Meter {
+    pub(crate) fn new() -> Self {
+        Self {
+            running: Running::default(),
+            news: News::default(),
+            peaks: 0,
+            kept_for: u64::MAX,
+            next_index: 0,
+            sums: Default::default(),
+            pages: PageCounts::default(),
+            peak_bytes: 0,
+            peak_resident: 0,
+            at_peak: Totals::default(),
+            granted_bytes: 0,
+            granted_pages: 0,
+            open: 0,
+            misuse: MisuseCounts::default(),
+        }
+    }
+
+    pub(crate) fn next_index(&self) -> u64 {
+        self.next_index
+    }
+
+    #[inline]
+    pub(crate) fn draw_index(&mut self) -> u64 {
+        let index = self.next_index;
+        self.next_index += 1;
+        index
+    }
+
+    /// The number of peaks so far.
+    #[inline]
+    pub(crate) fn peaks(&self) -> u64 {
+        self.peaks
+    }
+
+    pub(crate) fn pages(&self) -> PageCounts {
+        self.pages
+    }
+
+    fn sum(&self, account: Account) -> Sum {
+        self.sums[account as usize]
+    }
+
+    fn device(&self) -> Sum {
+        let mut sum = self.sum(Account::Small);
+        let large = self.sum(Account::Large);
+        sum.change(large.bytes, large.count);
+        sum
+    }
+
+    fn live_bytes(&self) -> i128 {
+        self.device().bytes + self.sum(Account::Managed).bytes
+    }
+
+    /// How many live allocations of every kind there are.
+    pub(crate) fn count_of_all(&self) -> usize {
+        self.sums.iter().map(|sum| sum.count).sum::<i64>() as usize
+    }
+
+    /// Whether the totals at the last peak are still to be kept, since none has changed so far.
+    #[inline]
+    pub(crate) fn is_at_peak(&self) -> bool {
+        self.kept_for != self.peaks
+    }
+
+    /// Keeps these as the totals at the last peak, before anything changes.
+    #[cold]
+    pub(crate) fn keep_peak(&mut self, pages: PageCounts) {
+        self.at_peak = self.totals(pages);
+        self.kept_for = self.peaks;
+    }
+
+    /// The totals at the last peak, if they are not those of now.
+    pub(crate) fn kept_peak(&self) -> Option<Totals> {
+        (!self.is_at_peak()).then_some(self.at_peak)
+    }
+
+    /// Adds one change. Answers the number of the last peak, or none where this makes a new one. No lane may be open
+    /// unless [`may_be_peak`](Self::may_be_peak) denied it. While allocations overlap, residency is not to be judged here.
+    pub(crate) fn apply(&mut self, change: &Change, overlaps: bool) -> Option<u64> {
+        let new_peak = change.count > 0
+            && change.account.is_sweepable()
+            && self.live_bytes() + change.bytes + self.granted_bytes > self.peak_bytes;
+        if !new_peak && self.is_at_peak() {
+            self.keep_peak(self.pages);
+        }
+        self.sums[change.account as usize].change(change.bytes, change.count);
+        if new_peak {
+            self.peak_bytes = self.live_bytes();
+            self.peaks += 1;
+        }
+        self.add_pages(change.flips.into(), overlaps);
+        (!new_peak).then_some(self.peaks)
+    }
+
+    /// Adds pages that were touched for the first time, or were left.
+    pub(crate) fn add_pages(&mut self, pages: PageCounts, overlaps: bool) {
+        self.pages.add(pages);
+        if !overlaps {
+            self.peak_resident = self.peak_resident.max(page_bytes(self.pages.device));
+        }
+        self.settle();
+    }
+
+    /// Brings the running totals up to date after what was not a small allocation on its own.
+    fn settle(&mut self) {
+        let totals = self.totals(self.pages);
+        self.running = Running {
+            live_bytes: totals.live_bytes,
+            live_count: totals.live_count,
+            slack_bytes: totals.slack_bytes,
+            chunk_slack_bytes: totals.chunk_slack_bytes,
+            resident_bytes: totals.resident_bytes,
+            arena_resident_bytes: totals.arena_resident_bytes,
+            peak_bytes: totals.peak_bytes,
+            peak_resident_bytes: totals.peak_resident_bytes,
+        };
+        self.news.all = true;
+    }
+
+    /// Whether small allocations may be counted by the short way: with no lane open, and every total far from 64 bits.
+    pub(crate) fn is_narrow(&self) -> bool {
+        let totals = [self.peak_bytes, self.peak_resident, self.live_bytes(), page_bytes(self.pages.device)];
+        self.open == 0 && totals.iter().all(|total| *total < 1 << 62)
+    }
+
+    /// [`apply`](Self::apply) for a small device allocation that comes, by the short way.
+    #[inline]
+    pub(crate) fn small_comes(&mut self, bytes: u32, flips: Flips) -> Option<u64> {
+        let live_bytes = self.running.live_bytes + u64::from(bytes);
+        if live_bytes <= self.running.peak_bytes {
+            if self.is_at_peak() {
+                self.keep_peak(self.pages);
+            }
+            self.small_moves(bytes.into(), 1, flips);
+            return Some(self.peaks);
+        }
+        self.small_moves(bytes.into(), 1, flips);
+        self.running.peak_bytes = live_bytes;
+        self.peak_bytes = live_bytes.into();
+        self.peaks += 1;
+        self.news.peak = true;
+        None
+    }
+
+    /// [`apply`](Self::apply) for a small device allocation that goes, by the short way.
+    #[inline]
+    pub(crate) fn small_goes(&mut self, bytes: u32, flips: Flips) -> u64 {
+        if self.is_at_peak() {
+            self.keep_peak(self.pages);
+        }
+        self.small_moves(-i64::from(bytes), -1, flips);
+        self.peaks
+    }
+
+    #[inline]
+    fn small_moves(&mut self, bytes: i64, count: i64, flips: Flips) {
+        self.sums[Account::Small as usize].change(bytes.into(), count);
+        let running = &mut self.running;
+        running.live_bytes = running.live_bytes.wrapping_add_signed(bytes);
+        running.live_count = running.live_count.wrapping_add_signed(count);
+        running.slack_bytes = running.slack_bytes.wrapping_sub(bytes as u64);
+        running.chunk_slack_bytes = running.chunk_slack_bytes.wrapping_sub(bytes as u64);
+        if !flips.is_none() {
+            self.flip(flips);
+        }
+    }
+
+    #[inline(never)]
+    fn flip(&mut self, flips: Flips) {
+        self.pages.add(flips.into());
+        let page = |flip: i8| i64::from(flip) * SMALL_ALLOC_CHUNK as i64;
+        let running = &mut self.running;
+        running.resident_bytes = running.resident_bytes.wrapping_add_signed(page(flips.device));
+        running.slack_bytes = running.slack_bytes.wrapping_add_signed(page(flips.device));
+        running.chunk_slack_bytes = running.chunk_slack_bytes.wrapping_add_signed(page(flips.small));
+        running.arena_resident_bytes =
+            running.arena_resident_bytes.wrapping_add_signed(page(flips.arena_only));
+        if running.resident_bytes > running.peak_resident_bytes {
+            running.peak_resident_bytes = running.resident_bytes;
+            self.peak_resident = running.resident_bytes.into();
+        }
+        self.news.pages = true;
+    }
+
+    pub(crate) fn reset_peak(&mut self, pages: PageCounts) {
+        self.peak_bytes = self.live_bytes();
+        self.peak_resident = page_bytes(pages.device);
+        self.peaks += 1;
+        self.settle();
+    }
+
+    /// All totals, given the distinct pages of this moment.
+    pub(crate) fn totals(&self, pages: PageCounts) -> Totals {
+        let (device, managed) = (self.device(), self.sum(Account::Managed));
+        let (arena, pinned) = (self.sum(Account::Arena), self.sum(Account::Pinned));
+        let resident = page_bytes(pages.device);
+        Totals {
+            live_bytes: narrow(self.live_bytes()),
+            live_count: (device.count + managed.count) as u64,
+            resident_bytes: narrow(resident),
+            slack_bytes: narrow(resident - device.bytes),
+            chunk_slack_bytes: narrow(page_bytes(pages.small) - self.sum(Account::Small).bytes),
+            peak_bytes: narrow(self.peak_bytes),
+            peak_resident_bytes: narrow(self.peak_resident),
+            managed_bytes: narrow(managed.bytes),
+            managed_count: managed.count as u64,
+            arena_bytes: narrow(arena.bytes),
+            arena_count: arena.count as u64,
+            arena_resident_bytes: narrow(page_bytes(pages.arena_only)),
+            pinned_bytes: narrow(pinned.bytes),
+            pinned_count: pinned.count as u64,
+            misuse: self.misuse,
+        }
+    }
+
+    /// Takes note of a resident peak that was counted anew.
+    pub(crate) fn note_resident(&mut self, pages: PageCounts) {
+        self.peak_resident = self.peak_resident.max(page_bytes(pages.device));
+    }
+
+    #[inline]
+    pub(crate) fn running(&self) -> &Running {
+        &self.running
+    }
+
+    /// What changed since the last such question, besides live bytes and count, slack and chunk slack.
+    #[inline]
+    pub(crate) fn take_news(&mut self) -> News {
+        std::mem::take(&mut self.news)
+    }
+
+    // Lanes.
+
+    /// The lanes that are open, as bits.
+    pub(crate) fn open_lanes(&self) -> u64 {
+        self.open
+    }
+
+    /// Whether a change may make a new peak, of bytes or pages, for all that is known while lanes are open.
+    pub(crate) fn may_be_peak(&self, change: &Change) -> bool {
+        let pages = i128::from(self.pages.device) + i128::from(self.granted_pages);
+        change.count > 0
+            && (self.live_bytes() + self.granted_bytes + change.bytes > self.peak_bytes
+                || (pages + i128::from(change.flips.device)) * i128::from(SMALL_ALLOC_CHUNK)
+                    > self.peak_resident)
+    }
+
+    /// Opens lane `number` with a part of what is free below the peaks.
+    pub(crate) fn open(&mut self, number: usize, lane: &mut Lane) {
+        let free_bytes = self.peak_bytes - self.live_bytes() - self.granted_bytes;
+        let free_pages = self.peak_resident / i128::from(SMALL_ALLOC_CHUNK)
+            - i128::from(self.pages.device)
+            - i128::from(self.granted_pages);
+        // What is left for the others is always as much again, and a lane may free and allocate its own in any case.
+        *lane = Lane {
+            open: true,
+            may_bytes: (free_bytes / 4).clamp(0, i128::from(i64::MAX)) as i64,
+            may_pages: (free_pages / 4).clamp(0, i128::from(i64::MAX)) as i64,
+            next_index: self.next_index,
+            end_index: self.next_index + INDEX_BLOCK,
+            since_look: lane.since_look,
+            ..Lane::default()
+        };
+        self.next_index += INDEX_BLOCK;
+        self.granted_bytes += i128::from(lane.may_bytes);
+        self.granted_pages += lane.may_pages;
+        self.open |= 1 << number;
+    }
+
+    /// Brings a lane's changes into the totals and closes it. Answers how many changes there were.
+    pub(crate) fn close(&mut self, number: usize, lane: &mut Lane) -> u64 {
+        if !lane.open {
+            return 0;
+        }
+        if lane.ops > 0 && self.is_at_peak() {
+            self.keep_peak(self.pages);
+        }
+        let since_look = lane.since_look;
+        let lane = std::mem::replace(lane, Lane { since_look, ..Lane::default() });
+        self.open &= !(1 << number);
+        self.granted_bytes -= i128::from(lane.may_bytes);
+        self.granted_pages -= lane.may_pages;
+        self.sums[Account::Small as usize].change(lane.bytes.into(), lane.count);
+        self.pages.add(lane.pages);
+        self.settle();
+        if lane.end_index == self.next_index {
+            self.next_index = lane.next_index;
+        }
+        lane.ops
+    }
+}
+
+/// What threads with this lane's number have counted apart.
+#[derive(Default)]
+pub(crate) struct Lane {
+    open: bool,
+    bytes: i64,
+    count: i64,
+    pages: PageCounts,
+    may_bytes: i64,
+    may_pages: i64,
+    next_index: u64,
+    end_index: u64,
+    ops: u64,
+    /// Changes since its thread last looked whether others are about, closed or not in between.
+    pub(crate) since_look: u64,
+}
+
+impl Lane {
+    /// Counts the change of a small device allocation here, if that is sure to make no peak. Answers the index of what comes.
+    #[inline]
+    pub(crate) fn apply(&mut self, change: &Change) -> Option<u64> {
+        let bytes = self.bytes + change.bytes as i64;
+        let pages = self.pages.device as i64 + i64::from(change.flips.device);
+        let comes = change.count > 0;
+        if !self.open
+            || comes
+                && (bytes > self.may_bytes || pages > self.may_pages || self.next_index == self.end_index)
+        {
+            return None;
+        }
+        self.bytes = bytes;
+        self.count += change.count;
+        self.pages.add(change.flips.into());
+        self.ops += 1;
+        self.since_look += 1;
+        let index = self.next_index;
+        self.next_index += u64::from(comes);
+        Some(index)
+    }
+}

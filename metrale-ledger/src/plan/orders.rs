@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The same allocations in another order.
+
+use std::fmt;
+
+use super::{Plan, RESIDENT, class_of};
+use crate::ByteSize;
+use crate::placement::{PackingRule, Placement, PlacementError};
+
+/// An order in which to allocate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Order {
+    /// The largest first, so that the small ones fill what is left of chunks.
+    LargestFirst,
+    /// The smallest first.
+    SmallestFirst,
+    /// Each class of sizes (rounded up as the rule keeps them), by powers of two, in chunks of its own, as pools by size keep them.
+    ByClass,
+}
+
+impl Order {
+    /// Every order.
+    pub const ALL: [Self; 3] = [Self::LargestFirst, Self::SmallestFirst, Self::ByClass];
+
+    /// In words.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::LargestFirst => "largest first",
+            Self::SmallestFirst => "smallest first",
+            Self::ByClass => "each size class in chunks of its own",
+        }
+    }
+}
+
+/// What a set of allocations takes in each order, and in one arena.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Orders {
+    /// What they take as they were planned.
+    pub planned_bytes: u64,
+    /// What they take in each order.
+    pub orders: Vec<(Order, u64)>,
+    /// What they take in one arena: each rounded up to the granularity, all together to whole pages.
+    pub arena_bytes: u64,
+}
+
+impl Orders {
+    /// What `sizes` take in each order under `rule`; `planned_bytes` is what they take otherwise. Sizes of 0 take nothing.
+    ///
+    /// # Errors
+    /// [`PlacementError::TooLarge`] and its kin, where the rule does not place them.
+    pub fn of(planned_bytes: u64, sizes: &[u64], rule: PackingRule) -> Result<Self, PlacementError> {
+        let granularity = rule.granularity_bytes();
+        let arena = sizes
+            .iter()
+            .try_fold(0u64, |sum, bytes| sum.checked_add(bytes.checked_next_multiple_of(granularity)?));
+        Self::with_arena(planned_bytes, sizes, rule, arena)
+    }
+
+    /// As [`of`](Self::of), given what the sizes sum up to in an arena.
+    fn with_arena(
+        planned_bytes: u64,
+        sizes: &[u64],
+        rule: PackingRule,
+        arena: Option<u64>,
+    ) -> Result<Self, PlacementError> {
+        let total = |sum: Option<u64>| sum.ok_or(PlacementError::TooLarge { bytes: u64::MAX });
+        // Only the size that the rule keeps matters.
+        let kept: Result<Vec<u64>, _> =
+            sizes.iter().filter(|&&bytes| bytes > 0).map(|&bytes| rule.reserved_bytes(bytes)).collect();
+        let mut sorted = kept?;
+        sorted.sort_unstable_by(|a, b| b.cmp(a));
+        let take = |sizes: &mut dyn Iterator<Item = u64>| {
+            let mut device = Placement::new(rule);
+            for bytes in sizes {
+                device.alloc(bytes)?;
+            }
+            Ok(device.resident_bytes())
+        };
+        let mut by_class = Some(0u64);
+        for class in sorted.chunk_by(|&a, &b| class_of(a) == class_of(b)) {
+            let resident = take(&mut class.iter().copied())?;
+            by_class = by_class.and_then(|sum| sum.checked_add(resident));
+        }
+        let orders = vec![
+            (Order::LargestFirst, take(&mut sorted.iter().copied())?),
+            (Order::SmallestFirst, take(&mut sorted.iter().rev().copied())?),
+            (Order::ByClass, total(by_class)?),
+        ];
+        let arena_bytes = total(arena.and_then(|sum| sum.checked_next_multiple_of(rule.chunk_bytes())))?;
+        Ok(Self { planned_bytes, orders, arena_bytes })
+    }
+
+    /// The best order and what it would save, in bytes; none where none saves anything.
+    pub fn best(&self) -> Option<(Order, u64)> {
+        let (order, bytes) = *self.orders.iter().min_by_key(|(_, bytes)| *bytes)?;
+        let saved = self.planned_bytes.checked_sub(bytes).filter(|&saved| saved > 0)?;
+        Some((order, saved))
+    }
+}
+
+impl fmt::Display for Orders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.best() {
+            Some((order, saved)) => {
+                writeln!(f, "allocated {} they would take {} less", order.name(), ByteSize(saved))
+            }
+            None => writeln!(f, "no other order would take less"),
+        }
+    }
+}
+
+impl Plan {
+    /// What the allocations that are live at the resident peak would take in another order. Costs as planning them does.
+    ///
+    /// # Errors
+    /// As [`Orders::of`]; not for what this plan has placed, unless another order takes more than 64 bits can count.
+    pub fn orders(&self) -> Result<Orders, PlacementError> {
+        Orders::with_arena(
+            self.peaks[RESIDENT].bytes,
+            &self.sizes_at_peak(),
+            self.rule(),
+            Some(self.arena_bytes_then),
+        )
+    }
+}

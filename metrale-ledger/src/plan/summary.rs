@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What came out of a plan, as plain data and in words.
+
+use std::fmt;
+
+use super::{Held, LIVE, Plan, RESIDENT, class_of};
+use crate::ByteSize;
+use crate::placement::PackingRule;
+
+/// What one label holds at a peak.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Holder {
+    /// The label; none gathers what had none.
+    pub label: Option<String>,
+    /// Bytes as asked for.
+    pub bytes: u64,
+    /// Allocations.
+    pub count: u64,
+}
+
+/// The allocations of one class of sizes at a peak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct SizeClass {
+    /// The smallest size of the class: a power of two; the largest is below twice that. 0-byte allocations are of class 1.
+    pub from_bytes: u64,
+    /// Allocations.
+    pub count: u64,
+    /// Bytes as asked for.
+    pub bytes: u64,
+    /// Bytes kept beyond that since each size is rounded up.
+    pub rounding_bytes: u64,
+}
+
+/// A highest point.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Peak {
+    /// How high: live or resident bytes.
+    pub bytes: u64,
+    /// The number of the operation that made it, from 0; none where nothing was allocated.
+    pub operation: Option<u64>,
+    /// Bytes live there, as asked for.
+    pub live_bytes: u64,
+    /// Bytes the device keeps there.
+    pub resident_bytes: u64,
+    /// Who holds the live bytes, largest first, then by label.
+    pub holders: Vec<Holder>,
+    /// The live allocations by size, smallest first; classes with none are left out.
+    pub classes: Vec<SizeClass>,
+    /// Bytes of chunks in which nothing lies: what is neither live nor rounding.
+    pub hole_bytes: u64,
+}
+
+/// What a stream of operations takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Summary {
+    /// Operations, refused ones among them.
+    pub operations: u64,
+    /// Allocations.
+    pub allocations: u64,
+    /// Frees.
+    pub frees: u64,
+    /// Bytes of all allocations ever, as asked for.
+    pub requested_bytes: u64,
+    /// The highest live bytes.
+    pub peak_live: Peak,
+    /// The highest resident bytes: what the device must have.
+    pub peak_resident: Peak,
+    /// Allocations live at the end.
+    pub end_live_count: u64,
+    /// Bytes live at the end.
+    pub end_live_bytes: u64,
+    /// Bytes the device keeps at the end.
+    pub end_resident_bytes: u64,
+    /// What one arena must be that holds all of it: the highest sum of sizes, each rounded up to the granularity, in whole
+    /// pages. Filled without a free it takes exactly that; where allocations come and go it takes at least that.
+    pub arena_resident_bytes: u64,
+    /// Chunk and granularity of the rule.
+    pub chunk_bytes: u64,
+    /// Bytes that every size is rounded up to.
+    pub granularity_bytes: u64,
+}
+
+impl Plan {
+    /// What came out so far.
+    pub fn summary(&self) -> Summary {
+        let chunk_bytes = self.rule().chunk_bytes();
+        Summary {
+            operations: self.operations,
+            allocations: self.allocations,
+            frees: self.frees,
+            requested_bytes: self.requested_bytes,
+            peak_live: self.peak(LIVE),
+            peak_resident: self.peak(RESIDENT),
+            end_live_count: self.live_count() as u64,
+            end_live_bytes: self.live_bytes(),
+            end_resident_bytes: self.resident_bytes(),
+            arena_resident_bytes: self
+                .arena_peak_bytes
+                .checked_next_multiple_of(chunk_bytes)
+                .unwrap_or(u64::MAX),
+            chunk_bytes,
+            granularity_bytes: self.rule().granularity_bytes(),
+        }
+    }
+
+    fn peak(&self, which: usize) -> Peak {
+        let stand = self.peaks[which];
+        let (live_bytes, resident_bytes) =
+            if which == LIVE { (stand.bytes, stand.beside) } else { (stand.beside, stand.bytes) };
+        let sum = |held: &Held| held.at(which, &self.peaks);
+        let mut holders: Vec<Holder> = self
+            .holders
+            .iter()
+            .enumerate()
+            .map(|(i, held)| {
+                let label = i.checked_sub(1).map(|i| self.names[i].to_string());
+                Holder { label, bytes: sum(held).bytes, count: sum(held).count }
+            })
+            .filter(|holder| holder.count > 0)
+            .collect();
+        holders.sort_unstable_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.label.cmp(&b.label)));
+        let classes: Vec<SizeClass> = self
+            .classes
+            .iter()
+            .enumerate()
+            .map(|(class, held)| {
+                let sum = sum(held);
+                let rounding_bytes = sum.reserved - sum.bytes;
+                SizeClass { from_bytes: 1 << class, count: sum.count, bytes: sum.bytes, rounding_bytes }
+            })
+            .filter(|class| class.count > 0)
+            .collect();
+        let rounding: u64 = classes.iter().map(|class| class.rounding_bytes).sum();
+        let hole_bytes = resident_bytes - live_bytes - rounding;
+        Peak {
+            bytes: stand.bytes,
+            operation: stand.operation,
+            live_bytes,
+            resident_bytes,
+            holders,
+            classes,
+            hole_bytes,
+        }
+    }
+}
+
+impl Summary {
+    /// Whether the device keeps at most `memory_bytes` at the peak.
+    pub fn fits(&self, memory_bytes: u64) -> bool {
+        self.peak_resident.bytes <= memory_bytes
+    }
+
+    /// The rule that was planned under.
+    pub fn rule(&self) -> PackingRule {
+        // Made from a rule, so the numbers fit together, unless someone wrote others into it.
+        PackingRule::new(self.chunk_bytes, self.granularity_bytes).unwrap_or_default()
+    }
+
+    /// Bytes that one arena would save at the peak, if any.
+    pub fn arena_saves_bytes(&self) -> u64 {
+        self.peak_resident.bytes.saturating_sub(self.arena_resident_bytes)
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} allocations of {} in all, {} frees, {} operations",
+            self.allocations,
+            ByteSize(self.requested_bytes),
+            self.frees,
+            self.operations
+        )?;
+        for (name, peak) in [("live", &self.peak_live), ("resident", &self.peak_resident)] {
+            write!(
+                f,
+                "peak {name}: {} ({} live, {} resident)",
+                ByteSize(peak.bytes),
+                ByteSize(peak.live_bytes),
+                ByteSize(peak.resident_bytes)
+            )?;
+            match peak.operation {
+                Some(operation) => writeln!(f, " at operation {operation}")?,
+                None => writeln!(f)?,
+            }
+        }
+        writeln!(
+            f,
+            "end: {} live in {}, {} resident",
+            ByteSize(self.end_live_bytes),
+            crate::report::allocations(self.end_live_count),
+            ByteSize(self.end_resident_bytes)
+        )?;
+        let peak = &self.peak_resident;
+        let rounding: u64 = peak.classes.iter().map(|class| class.rounding_bytes).sum();
+        writeln!(
+            f,
+            "at the resident peak {} are rounding and {} holes in chunks of small allocations",
+            ByteSize(rounding),
+            ByteSize(peak.hole_bytes)
+        )?;
+        let at_least = if self.frees > 0 { "at least " } else { "" };
+        match self.arena_saves_bytes() {
+            0 => writeln!(
+                f,
+                "one arena would take {at_least}{}, and save nothing",
+                ByteSize(self.arena_resident_bytes)
+            ),
+            saved => writeln!(
+                f,
+                "one arena would take {at_least}{}, and save {}{}",
+                ByteSize(self.arena_resident_bytes),
+                if self.frees > 0 { "at most " } else { "" },
+                ByteSize(saved)
+            ),
+        }
+    }
+}
+
+impl SizeClass {
+    /// Whether an allocation of `bytes` is of this class.
+    pub fn holds(&self, bytes: u64) -> bool {
+        1u64 << class_of(bytes) == self.from_bytes
+    }
+}

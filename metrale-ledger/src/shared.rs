@@ -1,0 +1,618 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The state that a ledger and its probes share: in one piece, or dealt out to the threads.
+//!
+//! ```text
+//!              many threads meet at the book's lock
+//!   whole  ──────────────────────────────────────────>  dealt out
+//!   one lock, the book holds all                        each shard (pages, number mod shards) behind a lock of its own;
+//!          <──────────────────────────────────────────  each thread counts in its lane, the book holds the rest
+//!              something needs the whole: a large or odd record, a wrong free, a snapshot, one thread left alone
+//! ```
+//! Dealt out, a thread that records or frees takes its shard's lock and its lane's, which other threads seldom want. What
+//! this path cannot do for certain it leaves alone, and the caller does it on the whole. Locks are taken in this order:
+//! `turn`, a shard, the book, a lane; but `turn` is only ever tried with the book's lock held.
+
+use std::array::from_fn;
+use std::panic::Location;
+use std::sync::Arc;
+
+use crate::book::{Book, Class, is_small};
+use crate::group::{Key, NO_LABEL};
+use crate::index::{Extent, Standing, locate};
+use crate::meter::{Change, Lane};
+use crate::misuse::{ForgetError, FreedBy, Recorded, Tombstone};
+use crate::page::{Entry, Item, Touch};
+use crate::shard::Shard;
+use crate::snapshot::Totals;
+use crate::sync::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use crate::sync::{Apart, AtomicBool, AtomicU64, Mutex, MutexGuard, thread_number};
+use crate::{AllocKind, AllocRecord, LiveAllocation, Snapshot};
+
+/// Small enough to call all back in a microsecond, large enough that eight threads seldom want the same one.
+#[cfg(not(loom))]
+const SHARDS: usize = 32;
+#[cfg(loom)]
+const SHARDS: usize = 2;
+
+/// Threads beyond this number share lanes. A lane is a bit of the meter's.
+#[cfg(not(loom))]
+const LANES: usize = 64;
+#[cfg(loom)]
+const LANES: usize = 2;
+
+/// What a meeting of threads at the lock weighs against operations that met nobody.
+const MEETING: u32 = 16;
+/// Meetings, less what the others outweigh, at which the shards are dealt out.
+const MANY_MEETINGS: u32 = 16 * MEETING;
+/// Operations of one lane between two looks whether other threads are about.
+const LOOK_ABOUT: u64 = 256;
+
+/// The book, and whether its shards are elsewhere.
+pub(crate) struct Core {
+    pub(crate) book: Book,
+    dealt: bool,
+    /// Rises when threads meet here, falls when one comes alone.
+    meetings: u32,
+    /// How many times more meetings it takes, since dealing out did not pay the last times.
+    patience: u32,
+    /// Since the shards were dealt out: operations counted in lanes, and times all lanes had to be closed for a peak.
+    lane_ops: u64,
+    closings: u64,
+}
+
+/// Totals for reading without the lock; written under it.
+#[derive(Default)]
+struct Published {
+    live_bytes: AtomicU64,
+    live_count: AtomicU64,
+    resident_bytes: AtomicU64,
+    slack_bytes: AtomicU64,
+    chunk_slack_bytes: AtomicU64,
+    peak_bytes: AtomicU64,
+    peak_resident_bytes: AtomicU64,
+    arena_bytes: AtomicU64,
+    arena_count: AtomicU64,
+    arena_resident_bytes: AtomicU64,
+    pinned_bytes: AtomicU64,
+    pinned_count: AtomicU64,
+}
+
+/// One of the totals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Total {
+    LiveBytes,
+    LiveCount,
+    ResidentBytes,
+    SlackBytes,
+    ChunkSlackBytes,
+    PeakBytes,
+    PeakResidentBytes,
+    ArenaBytes,
+    ArenaCount,
+    ArenaResidentBytes,
+    PinnedBytes,
+    PinnedCount,
+}
+
+impl Published {
+    fn cell(&self, total: Total) -> &AtomicU64 {
+        match total {
+            Total::LiveBytes => &self.live_bytes,
+            Total::LiveCount => &self.live_count,
+            Total::ResidentBytes => &self.resident_bytes,
+            Total::SlackBytes => &self.slack_bytes,
+            Total::ChunkSlackBytes => &self.chunk_slack_bytes,
+            Total::PeakBytes => &self.peak_bytes,
+            Total::PeakResidentBytes => &self.peak_resident_bytes,
+            Total::ArenaBytes => &self.arena_bytes,
+            Total::ArenaCount => &self.arena_count,
+            Total::ArenaResidentBytes => &self.arena_resident_bytes,
+            Total::PinnedBytes => &self.pinned_bytes,
+            Total::PinnedCount => &self.pinned_count,
+        }
+    }
+
+    fn write(&self, totals: &Totals) {
+        for (cell, value) in [
+            (&self.live_bytes, totals.live_bytes),
+            (&self.live_count, totals.live_count),
+            (&self.resident_bytes, totals.resident_bytes),
+            (&self.slack_bytes, totals.slack_bytes),
+            (&self.chunk_slack_bytes, totals.chunk_slack_bytes),
+            (&self.peak_bytes, totals.peak_bytes),
+            (&self.peak_resident_bytes, totals.peak_resident_bytes),
+            (&self.arena_bytes, totals.arena_bytes),
+            (&self.arena_count, totals.arena_count),
+            (&self.arena_resident_bytes, totals.arena_resident_bytes),
+            (&self.pinned_bytes, totals.pinned_bytes),
+            (&self.pinned_count, totals.pinned_count),
+        ] {
+            cell.store(value, Release);
+        }
+    }
+}
+
+pub(crate) struct Shared {
+    core: Apart<Mutex<Core>>,
+    published: Apart<Published>,
+    /// The shards are dealt out, or were a moment ago.
+    dealt: Apart<AtomicBool>,
+    /// The number of the last peak, which changes only while all lanes are closed.
+    peaks: AtomicU64,
+    /// Live allocations overlap, so most totals must be asked of the book.
+    stale: AtomicBool,
+    /// Rises by 2 when a lane opens while another is, to an odd number when the first does, to an even one when all close.
+    lanes_state: AtomicU64,
+    turn: Apart<Mutex<()>>,
+    shards: [Apart<Mutex<Option<Shard>>>; SHARDS],
+    lanes: [Apart<Mutex<Lane>>; LANES],
+    /// The lane that last looked about.
+    last_to_look: Apart<AtomicU64>,
+}
+
+/// How an operation in a shard ended.
+enum Dealt<T> {
+    Done(T),
+    /// Done, and the whole is better called back.
+    DoneAndBack(T),
+    /// Nothing was done: it takes the whole.
+    TakesWhole,
+}
+
+impl Shared {
+    pub(crate) fn new(tombstones: usize) -> Self {
+        let core = Core {
+            book: Book::new(tombstones, SHARDS),
+            dealt: false,
+            meetings: 0,
+            patience: 1,
+            lane_ops: 0,
+            closings: 0,
+        };
+        Self {
+            core: Apart(Mutex::new(core)),
+            published: Apart::default(),
+            dealt: Apart(AtomicBool::new(false)),
+            peaks: AtomicU64::new(0),
+            stale: AtomicBool::new(false),
+            lanes_state: AtomicU64::new(0),
+            turn: Apart(Mutex::new(())),
+            shards: from_fn(|_| Apart(Mutex::new(None))),
+            lanes: from_fn(|_| Apart(Mutex::new(Lane::default()))),
+            last_to_look: Apart(AtomicU64::new(0)),
+        }
+    }
+
+    // The whole.
+
+    /// Locks the book with all shards in it and all lanes closed.
+    fn whole(&self) -> MutexGuard<'_, Core> {
+        let core = self.core.lock();
+        if !core.dealt {
+            return core;
+        }
+        drop(core);
+        self.call_back()
+    }
+
+    /// Gathers the shards. Whoever finds one gone comes here too, and waits for its turn.
+    #[cold]
+    fn call_back(&self) -> MutexGuard<'_, Core> {
+        let _turn = self.turn.lock();
+        let core = self.core.lock();
+        if !core.dealt {
+            return core;
+        }
+        // A thread in a shard may be waiting for the book, so the shards come first.
+        drop(core);
+        let shards: [Option<Shard>; SHARDS] = from_fn(|i| self.shards[i].lock().take());
+        let mut core = self.core.lock();
+        core.book.device.shards.extend(shards.into_iter().flatten());
+        core.dealt = false;
+        core.book.phase += 1;
+        self.close_lanes(&mut core);
+        // Dealing out paid, unless most operations had to come to the book nevertheless.
+        core.patience = if core.lane_ops > 1000 * (core.closings + 1) {
+            1
+        } else if core.lane_ops < 16 * core.closings {
+            (core.patience * 2).min(256)
+        } else {
+            core.patience
+        };
+        core.meetings = 0;
+        self.dealt.store(false, SeqCst);
+        self.publish_all(&mut core);
+        core
+    }
+
+    /// Puts the shards where threads can take them one by one.
+    #[cold]
+    fn deal_out(&self, core: &mut Core) {
+        let Some(_turn) = self.turn.try_lock() else { return };
+        core.meetings = 0;
+        if !core.book.is_plain() {
+            return;
+        }
+        core.book.phase += 1;
+        let (phase, spanning_state) = (core.book.phase, core.book.device.spanning_state);
+        for (place, mut shard) in self.shards.iter().zip(core.book.device.shards.drain(..)) {
+            shard.phase = phase;
+            shard.spanning_state = spanning_state;
+            *place.lock() = Some(shard);
+        }
+        core.dealt = true;
+        core.lane_ops = 0;
+        core.closings = 0;
+        self.dealt.store(true, SeqCst);
+    }
+
+    /// Changes the book and publishes its totals before the lock goes.
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Book) -> T) -> T {
+        let mut core = self.whole();
+        let answer = change(&mut core.book);
+        self.publish_all(&mut core);
+        answer
+    }
+
+    /// Asks the book for what does not change it.
+    pub(crate) fn ask<T>(&self, question: impl FnOnce(&mut Book) -> T) -> T {
+        question(&mut self.whole().book)
+    }
+
+    /// Locks the whole for an everyday operation: who finds the lock taken notes that.
+    #[inline]
+    fn whole_often(&self) -> MutexGuard<'_, Core> {
+        if let Some(mut core) = self.core.try_lock()
+            && !core.dealt
+        {
+            core.meetings = core.meetings.saturating_sub(1);
+            return core;
+        }
+        self.whole_met()
+    }
+
+    #[cold]
+    fn whole_met(&self) -> MutexGuard<'_, Core> {
+        let mut core = self.whole();
+        core.meetings += MEETING;
+        core
+    }
+
+    /// Publishes what an everyday operation changed, and deals the shards out if threads meet too often.
+    #[inline]
+    fn done_often(&self, core: &mut Core) {
+        self.publish(core);
+        if core.meetings > MANY_MEETINGS {
+            self.met_often(core);
+        }
+    }
+
+    #[cold]
+    fn met_often(&self, core: &mut Core) {
+        if core.meetings > MANY_MEETINGS * core.patience {
+            self.deal_out(core);
+        }
+    }
+
+    /// Makes the totals readable.
+    #[inline]
+    fn publish(&self, core: &mut Core) {
+        let news = core.book.meter.take_news();
+        let running = core.book.meter.running();
+        let published = &self.published;
+        published.live_bytes.store(running.live_bytes, Release);
+        published.live_count.store(running.live_count, Release);
+        if news.all || !core.book.is_plain() {
+            self.publish_all(core);
+            return;
+        }
+        published.slack_bytes.store(running.slack_bytes, Release);
+        published.chunk_slack_bytes.store(running.chunk_slack_bytes, Release);
+        if news.pages {
+            published.resident_bytes.store(running.resident_bytes, Release);
+            published.arena_resident_bytes.store(running.arena_resident_bytes, Release);
+            published.peak_resident_bytes.store(running.peak_resident_bytes, Release);
+        }
+        if news.peak {
+            published.peak_bytes.store(running.peak_bytes, Release);
+            self.peaks.store(core.book.meter.peaks(), Release);
+        }
+    }
+
+    #[inline(never)]
+    fn publish_all(&self, core: &mut Core) {
+        core.book.meter.take_news();
+        core.book.look_ahead();
+        let meter = &core.book.meter;
+        self.peaks.store(meter.peaks(), Release);
+        if core.book.has_overlaps() {
+            let running = meter.running();
+            self.published.live_bytes.store(running.live_bytes, Release);
+            self.published.live_count.store(running.live_count, Release);
+            self.published.peak_bytes.store(running.peak_bytes, Release);
+            self.stale.store(true, Release);
+        } else {
+            self.published.write(&meter.totals(meter.pages()));
+            self.stale.store(false, Release);
+        }
+    }
+
+    /// One of the totals: one load, where no lane is open and nothing overlaps.
+    #[inline]
+    pub(crate) fn read(&self, total: Total) -> usize {
+        let state = self.lanes_state.load(Acquire);
+        if state & 1 == 0 && !self.stale.load(Acquire) {
+            let value = self.published.cell(total).load(Acquire);
+            // Had a lane opened in between, the value might lack what was counted there.
+            if self.lanes_state.load(Acquire) == state {
+                return value as usize;
+            }
+        }
+        self.read_settled(total)
+    }
+
+    #[cold]
+    fn read_settled(&self, total: Total) -> usize {
+        let mut core = self.core.lock();
+        if core.book.has_overlaps() {
+            let totals = core.book.settled_totals();
+            self.published.write(&totals);
+            // The overlap lasts, but no change can come between: every change says so itself.
+            self.stale.store(false, Release);
+        } else {
+            self.close_lanes(&mut core);
+            self.publish(&mut core);
+        }
+        // Under the lock, so no change can come between.
+        self.published.cell(total).load(Acquire) as usize
+    }
+
+    // Dealt out.
+
+    /// Brings what all lanes hold into the totals. A lane once closed stays so until its owner gets the book's lock, so
+    /// when the last is closed they are all of one moment.
+    fn close_lanes(&self, core: &mut Core) {
+        let mut open = core.book.meter.open_lanes();
+        if open == 0 {
+            return;
+        }
+        while open != 0 {
+            let number = open.trailing_zeros() as usize;
+            open &= open - 1;
+            core.lane_ops += core.book.meter.close(number, &mut self.lanes[number].lock());
+        }
+        self.publish(core);
+        // Even again, as none is open.
+        self.lanes_state.fetch_add(1, SeqCst);
+    }
+
+    fn open_lane(&self, core: &mut Core, number: usize) {
+        let first = core.book.meter.open_lanes() == 0;
+        // Said before anything is counted there.
+        self.lanes_state.fetch_add(if first { 1 } else { 2 }, SeqCst);
+        core.book.meter.open(number, &mut self.lanes[number].lock());
+    }
+
+    /// Counts a change made in a shard whose lock the caller holds: its index, the peak before it, and whether the whole
+    /// is better called back.
+    fn count(&self, change: &Change) -> (u64, Option<u64>, bool) {
+        let number = thread_number() as usize % LANES;
+        {
+            let mut lane = self.lanes[number].lock();
+            if let Some(index) = lane.apply(change) {
+                // The lane is open, so this is still the last peak.
+                let peaks = self.peaks.load(Relaxed);
+                let looks = lane.since_look >= LOOK_ABOUT;
+                if looks {
+                    lane.since_look = 0;
+                }
+                drop(lane);
+                let alone = looks && self.last_to_look.swap(number as u64 + 1, Relaxed) == number as u64 + 1;
+                return (index, Some(peaks), alone);
+            }
+        }
+        let mut core = self.core.lock();
+        let core = &mut *core;
+        if core.book.meter.open_lanes() >> number & 1 == 1 {
+            let was_last = core.book.meter.open_lanes() == 1 << number;
+            core.lane_ops += core.book.meter.close(number, &mut self.lanes[number].lock());
+            if was_last {
+                self.publish(core);
+                self.lanes_state.fetch_add(1, SeqCst);
+            }
+        }
+        if core.book.meter.may_be_peak(change) {
+            core.closings += 1;
+            self.close_lanes(core);
+        }
+        let after = core.book.meter.apply(change, false);
+        let index = if change.count() > 0 { core.book.meter.draw_index() } else { 0 };
+        self.publish(core);
+        self.open_lane(core, number);
+        let restless = core.closings > 256 && core.lane_ops < 16 * core.closings;
+        (index, after, restless)
+    }
+
+    fn record_dealt(
+        &self,
+        addr: u64,
+        bytes: usize,
+        site: &'static Location<'static>,
+        scope: Option<u32>,
+    ) -> Dealt<Recorded> {
+        let (number, offset) = locate(addr);
+        let mut place = self.shards[number as usize % SHARDS].lock();
+        let Some(shard) = place.as_mut() else { return Dealt::TakesWhole };
+        let key = Key { site, scope: scope.unwrap_or(NO_LABEL), tag: NO_LABEL, kind: AllocKind::Device };
+        let group = match shard.numbers.get(&key) {
+            Some(&group) => group,
+            None => {
+                let mut core = self.core.lock();
+                let group = core.book.group_of(key);
+                shard.groups.entry(group).or_insert_with(|| core.book.known(group));
+                shard.numbers.insert(key, group);
+                group
+            }
+        };
+        let spanning_state = shard.spanning_state;
+        let page = shard.pages.open(number);
+        // As for the whole; what is known of an empty page stays true, since nothing spanning comes while this is dealt out.
+        let sure = page.is_occupied() && page.spanning == 0 || page.clear_as_of == spanning_state;
+        if !sure {
+            let core = self.core.lock();
+            if core.book.device.is_page_clear(number) {
+                page.clear_as_of = spanning_state;
+            } else if Extent::new(addr, bytes).is_none_or(|extent| !core.book.device.is_clear(extent)) {
+                return Dealt::TakesWhole;
+            }
+        }
+        let Some(at) = page.room(offset, bytes as u32) else { return Dealt::TakesWhole };
+        let first = page.is_untouched();
+        let counts = page.touch(Touch::of(AllocKind::Device, bytes), true);
+        let change = Change::of(AllocKind::Device, bytes, true, counts);
+        let (index, after, back) = self.count(&change);
+        let item = Item { index, group, kind: AllocKind::Device, overlapped: false, free_refused: false };
+        page.put(at, Entry { offset, bytes: bytes as u32, item });
+        if first {
+            shard.pages.note_touched();
+        }
+        if let Some(known) = shard.groups.get_mut(&group) {
+            known.held.change(change.bytes(), 1, after);
+        }
+        let answer = Recorded { index, misuse: None };
+        if back { Dealt::DoneAndBack(answer) } else { Dealt::Done(answer) }
+    }
+
+    fn forget_dealt(&self, addr: u64, freed_at: &'static Location<'static>) -> Dealt<AllocRecord> {
+        let (number, offset) = locate(addr);
+        let mut place = self.shards[number as usize % SHARDS].lock();
+        let Some(shard) = place.as_mut() else { return Dealt::TakesWhole };
+        let Some((entry, counts)) = shard.pages.remove(number, offset, Entry::is_small) else {
+            return Dealt::TakesWhole;
+        };
+        let bytes = entry.bytes as usize;
+        let change = Change::of(AllocKind::Device, bytes, false, counts);
+        let (_, after, back) = self.count(&change);
+        let known = shard
+            .groups
+            .entry(entry.item.group)
+            .or_insert_with(|| self.core.lock().book.known(entry.item.group));
+        known.held.change(change.bytes(), -1, after);
+        let record = AllocRecord {
+            bytes,
+            site: known.key.site,
+            kind: AllocKind::Device,
+            scope: known.scope.clone(),
+            tag: known.tag.clone(),
+            index: entry.item.index,
+            free_refused: entry.item.free_refused,
+        };
+        let was = Standing { addr, bytes, item: entry.item };
+        shard.graveyard.bury(Tombstone { was, freed_at, how: FreedBy::Free, phase: shard.phase });
+        if back { Dealt::DoneAndBack(record) } else { Dealt::Done(record) }
+    }
+
+    /// What [`Dealt`] asks for.
+    fn finish<T>(&self, dealt: Dealt<T>) -> Option<T> {
+        match dealt {
+            Dealt::Done(answer) => Some(answer),
+            Dealt::DoneAndBack(answer) => {
+                drop(self.whole());
+                Some(answer)
+            }
+            Dealt::TakesWhole => None,
+        }
+    }
+
+    // Operations.
+
+    #[inline]
+    pub(crate) fn record(
+        &self,
+        addr: u64,
+        bytes: usize,
+        site: &'static Location<'static>,
+        kind: AllocKind,
+        scope: Option<u32>,
+    ) -> Recorded {
+        if self.dealt.load(Relaxed)
+            && kind == AllocKind::Device
+            && is_small(addr, bytes)
+            && let Some(done) = self.finish(self.record_dealt(addr, bytes, site, scope))
+        {
+            return done;
+        }
+        let mut core = self.whole_often();
+        let answer = core.book.record(addr, bytes, site, kind, scope);
+        self.done_often(&mut core);
+        answer
+    }
+
+    /// Takes a small device allocation off, if there is one; else it is left to `otherwise`. The answer is made where it is
+    /// wanted, since moving a record costs as much as finding it.
+    #[inline]
+    pub(crate) fn forget_small<T>(
+        &self,
+        addr: u64,
+        freed_at: &'static Location<'static>,
+        done: impl Fn(AllocRecord) -> T,
+        otherwise: impl FnOnce(&Self) -> T,
+    ) -> T {
+        if self.dealt.load(Relaxed)
+            && let Some(record) = self.finish(self.forget_dealt(addr, freed_at))
+        {
+            return done(record);
+        }
+        let mut core = self.whole_often();
+        if let Some(gone) = core.book.forget_small(addr, freed_at) {
+            self.done_often(&mut core);
+            return done(core.book.outward(&gone.item, gone.bytes));
+        }
+        drop(core);
+        otherwise(self)
+    }
+
+    pub(crate) fn forget(
+        &self,
+        addr: u64,
+        class: Class,
+        freed_at: &'static Location<'static>,
+    ) -> Result<AllocRecord, ForgetError> {
+        self.change(|book| book.forget(addr, class, freed_at))
+    }
+
+    /// A scope's number and whole label, and the index of the next allocation.
+    pub(crate) fn open_scope(&self, parent: Option<u32>, label: &str) -> (u32, Arc<str>, u64) {
+        let mut core = self.core.lock();
+        // Indices that lanes have drawn and not used are given up, so that whatever comes next is younger.
+        self.close_lanes(&mut core);
+        let (id, label) = core.book.open_scope(parent, label);
+        (id, label, core.book.meter.next_index())
+    }
+
+    pub(crate) fn live_where(&self, fits: impl Fn(&AllocRecord) -> bool) -> Vec<LiveAllocation> {
+        self.ask(|book| book.live_where(fits))
+    }
+
+    /// What was recorded at `index` or later, and how many live allocations are older.
+    pub(crate) fn live_since(&self, index: u64) -> (Vec<LiveAllocation>, usize) {
+        self.ask(|book| (book.live_where(|record| record.index >= index), book.count_before(index)))
+    }
+
+    pub(crate) fn snapshot(&self, at_peak: bool) -> Snapshot {
+        // Names are put in when the lock is free again.
+        let moment = self.ask(|book| book.moment(at_peak));
+        moment.snapshot()
+    }
+
+    pub(crate) fn allocations(&self, fits: impl Fn(AllocKind) -> bool) -> Vec<(u64, AllocRecord)> {
+        let live = self.live_where(|record| fits(record.kind));
+        live.into_iter().map(|live| (live.addr, live.record)).collect()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+#[cfg(all(test, loom))]
+mod models;

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Small models of threads at one ledger, in every interleaving that loom can make of them.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p metrale-ledger --lib --release`
+
+use std::panic::Location;
+use std::sync::Arc;
+
+use loom::thread;
+
+use super::*;
+
+const PAGE: u64 = crate::SMALL_ALLOC_CHUNK;
+
+impl Shared {
+    fn deal_out_now(&self) {
+        self.deal_out(&mut self.whole());
+    }
+}
+
+/// Bounded, so that all models together take well under a minute: this many times a thread is stopped where it need not be.
+fn model(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+fn record(ledger: &Shared, addr: u64, bytes: usize) {
+    let answer = ledger.record(addr, bytes, Location::caller(), AllocKind::Device, None);
+    assert!(answer.misuse.is_none());
+}
+
+fn forget(ledger: &Shared, addr: u64) {
+    let at = Location::caller();
+    let gone = ledger.forget_small(addr, at, Ok, |ledger| ledger.forget(addr, Class::Sweepable, at));
+    assert!(gone.is_ok());
+}
+
+/// Nothing is lost, and the peak is the sum of what was there at once, or could have been.
+fn two_threads(dealt: bool, preemptions: usize) {
+    model(preemptions, move || {
+        let ledger = Arc::new(Shared::new(1));
+        if dealt {
+            ledger.deal_out_now();
+        }
+        let other = Arc::clone(&ledger);
+        let thread = thread::spawn(move || {
+            record(&other, PAGE, 100);
+            forget(&other, PAGE);
+        });
+        record(&ledger, 2 * PAGE, 10);
+        thread.join().unwrap();
+        let peak = ledger.read(Total::PeakBytes);
+        assert!(peak == 110 || peak == 100, "{peak}");
+        assert_eq!((ledger.read(Total::LiveBytes), ledger.read(Total::LiveCount)), (10, 1));
+        assert_eq!(ledger.read(Total::ResidentBytes) as u64, PAGE);
+        let at_peak = ledger.snapshot(true);
+        assert_eq!(at_peak.groups.iter().map(|g| g.bytes).sum::<u64>(), peak as u64);
+        assert_eq!(at_peak.totals.live_bytes, peak as u64);
+    });
+}
+
+#[test]
+fn record_and_forget_on_the_whole() {
+    two_threads(false, 4);
+}
+
+#[test]
+fn record_and_forget_dealt_out() {
+    two_threads(true, 4);
+}
+
+/// A report in the middle is one moment: sums and groups agree.
+#[test]
+fn a_report_while_others_record() {
+    model(4, || {
+        let ledger = Arc::new(Shared::new(1));
+        ledger.deal_out_now();
+        let other = Arc::clone(&ledger);
+        let thread = thread::spawn(move || {
+            record(&other, PAGE, 100);
+            record(&other, 2 * PAGE, 10);
+        });
+        let snapshot = ledger.snapshot(false);
+        let sum: u64 = snapshot.groups.iter().map(|g| g.bytes).sum();
+        assert_eq!(sum, snapshot.totals.live_bytes);
+        assert!([0, 100, 110].contains(&sum), "{sum}");
+        thread.join().unwrap();
+        assert_eq!(ledger.read(Total::PeakBytes), 110);
+    });
+}
+
+/// A total that is read in the middle is one that was.
+#[test]
+fn a_read_while_others_record() {
+    model(4, || {
+        let ledger = Arc::new(Shared::new(1));
+        record(&ledger, PAGE, 100);
+        ledger.deal_out_now();
+        let other = Arc::clone(&ledger);
+        let thread = thread::spawn(move || {
+            forget(&other, PAGE);
+            record(&other, 2 * PAGE, 10);
+        });
+        let seen = ledger.read(Total::LiveBytes);
+        assert!([100, 0, 10].contains(&seen), "{seen}");
+        thread.join().unwrap();
+        assert_eq!((ledger.read(Total::LiveBytes), ledger.read(Total::PeakBytes)), (10, 100));
+    });
+}
+
+/// A free that is counted apart right before another thread's new peak belongs before it.
+#[test]
+fn a_peak_right_after_a_free() {
+    model(3, || {
+        let ledger = Arc::new(Shared::new(1));
+        ledger.deal_out_now();
+        let other = Arc::clone(&ledger);
+        let thread = thread::spawn(move || {
+            record(&other, PAGE, 100);
+            forget(&other, PAGE);
+        });
+        record(&ledger, 2 * PAGE, 150);
+        thread.join().unwrap();
+        let peak = ledger.read(Total::PeakBytes);
+        assert!(peak == 250 || peak == 150, "{peak}");
+        let at_peak = ledger.snapshot(true);
+        assert_eq!(at_peak.groups.iter().map(|g| g.bytes).sum::<u64>(), peak as u64);
+    });
+}
+
+/// What is published while another lane is open lacks what was counted there, so it must not be read.
+#[test]
+fn a_read_while_lanes_open() {
+    model(3, || {
+        let ledger = Arc::new(Shared::new(1));
+        // A peak far above what follows, so that lanes have room.
+        (1..8).for_each(|page| record(&ledger, page * PAGE, 100));
+        (2..8).for_each(|page| forget(&ledger, page * PAGE));
+        ledger.deal_out_now();
+        let other = Arc::clone(&ledger);
+        let thread = thread::spawn(move || {
+            forget(&other, PAGE);
+            record(&other, 2 * PAGE, 10);
+            let third = Arc::clone(&other);
+            thread::spawn(move || record(&third, 4 * PAGE, 7)).join().unwrap();
+        });
+        let seen = ledger.read(Total::LiveBytes);
+        assert!([100, 0, 10, 17].contains(&seen), "{seen}");
+        thread.join().unwrap();
+        assert_eq!(ledger.read(Total::LiveBytes), 17);
+    });
+}
+
+/// Three at once, near the peak: lanes open and close under each other.
+#[test]
+fn three_threads_near_the_peak() {
+    model(2, || {
+        let ledger = Arc::new(Shared::new(1));
+        record(&ledger, PAGE, 100);
+        forget(&ledger, PAGE);
+        ledger.deal_out_now();
+        let threads = [2, 3].map(|page| {
+            let ledger = Arc::clone(&ledger);
+            thread::spawn(move || {
+                record(&ledger, page * PAGE, 60);
+                forget(&ledger, page * PAGE);
+            })
+        });
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        let peak = ledger.read(Total::PeakBytes);
+        assert!(peak == 100 || peak == 120, "{peak}");
+        let at_peak = ledger.snapshot(true);
+        assert_eq!(at_peak.groups.iter().map(|g| g.bytes).sum::<u64>(), peak as u64);
+        assert_eq!((ledger.read(Total::LiveBytes), ledger.read(Total::ResidentBytes)), (0, 0));
+    });
+}

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Dealt out and whole give the same answers; what threads count apart comes together exactly.
+
+use std::collections::BTreeMap;
+use std::panic::Location;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const PAGE: u64 = crate::SMALL_ALLOC_CHUNK;
+
+impl Shared {
+    /// Deals out as if threads had met often.
+    fn deal_out_now(&self) {
+        self.deal_out(&mut self.whole());
+    }
+
+    fn is_dealt(&self) -> bool {
+        self.dealt.load(SeqCst)
+    }
+}
+
+fn site(which: usize) -> &'static Location<'static> {
+    let sites = [Location::caller(), Location::caller(), Location::caller()];
+    sites[which % sites.len()]
+}
+
+fn forget(ledger: &Shared, addr: u64) -> Option<AllocRecord> {
+    ledger.forget_small(addr, site(0), Some, |_| None)
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Record(u64, usize, usize),
+    Forget(u64),
+    Deal,
+    Read,
+    Whois(u64),
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let addr = || (1..48u64).prop_map(|n| n * PAGE / 4);
+    let bytes = prop_oneof![6 => 1..(PAGE as usize / 4 + 1), 1 => 1..(3 * PAGE as usize)];
+    let op = prop_oneof![
+        8 => (addr(), bytes, 0..3usize).prop_map(|(addr, bytes, site)| Op::Record(addr, bytes, site)),
+        8 => addr().prop_map(Op::Forget),
+        2 => Just(Op::Deal),
+        1 => Just(Op::Read),
+        1 => (1..48 * PAGE / 4).prop_map(Op::Whois),
+    ];
+    prop::collection::vec(op, 1..200)
+}
+
+fn totals(ledger: &Shared) -> Vec<usize> {
+    let which = [
+        Total::LiveBytes,
+        Total::LiveCount,
+        Total::ResidentBytes,
+        Total::SlackBytes,
+        Total::ChunkSlackBytes,
+        Total::PeakBytes,
+        Total::PeakResidentBytes,
+    ];
+    which.into_iter().map(|total| ledger.read(total)).collect()
+}
+
+proptest! {
+    #![proptest_config(config(96))]
+
+    /// One thread, every operation: a ledger that is dealt out again and again, beside one that never is.
+    #[test]
+    fn dealt_out_is_as_exact_as_whole(ops in ops()) {
+        let (whole, dealt) = (Shared::new(1000), Shared::new(1000));
+        for op in &ops {
+            match *op {
+                Op::Record(addr, bytes, which) => {
+                    let answers = [&whole, &dealt].map(|l| l.record(addr, bytes, site(which), AllocKind::Device, None));
+                    prop_assert_eq!(answers[0].misuse.as_deref().map(ToString::to_string), answers[1].misuse.as_deref().map(ToString::to_string));
+                }
+                Op::Forget(addr) => {
+                    let at = site(0);
+                    let [a, b] = [&whole, &dealt].map(|l| {
+                        l.forget_small(addr, at, Ok, |l| l.forget(addr, Class::Sweepable, at))
+                    });
+                    // Indices are drawn in blocks while dealt out.
+                    prop_assert_eq!(a.map(|r| (r.bytes, r.site)).map_err(|e| e.to_string()), b.map(|r| (r.bytes, r.site)).map_err(|e| e.to_string()));
+                }
+                Op::Deal => dealt.deal_out_now(),
+                Op::Read => prop_assert_eq!(totals(&whole), totals(&dealt)),
+                Op::Whois(addr) => {
+                    let [a, b] = [&whole, &dealt].map(|l| l.ask(|book| book.whois(addr)).to_string());
+                    prop_assert_eq!(a, b);
+                }
+            }
+        }
+        prop_assert_eq!(totals(&whole), totals(&dealt));
+        for at_peak in [false, true] {
+            prop_assert_eq!(whole.snapshot(at_peak), dealt.snapshot(at_peak));
+        }
+    }
+}
+
+/// The peak's holders against a copy of everything at every peak.
+#[test]
+fn the_peak_is_kept_as_a_copy_would_keep_it() {
+    let ledger = Shared::new(0);
+    let mut live: BTreeMap<u64, (usize, usize)> = BTreeMap::new();
+    let mut peak = (0, BTreeMap::new());
+    let mut state = 1u64;
+    for step in 0..20_000u64 {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let (random, which) = (state >> 33, (state >> 20) as usize % 3);
+        // Rising and falling, so that peaks come in runs and singly.
+        let grows = random % 100 < if step / 500 % 2 == 0 { 60 } else { 45 };
+        let addr = PAGE + random % 4096 * 512;
+        if step % 777 == 0 {
+            ledger.deal_out_now();
+        }
+        if grows && !live.contains_key(&addr) {
+            let bytes = 1 + random as usize % 512;
+            ledger.record(addr, bytes, site(which), AllocKind::Device, None);
+            live.insert(addr, (bytes, which));
+        } else if let Some((&addr, _)) = live.range(addr..).next() {
+            assert!(forget(&ledger, addr).is_some());
+            live.remove(&addr);
+        }
+        let sum: usize = live.values().map(|l| l.0).sum();
+        if sum > peak.0 {
+            peak = (sum, live.clone());
+        }
+        if step % 500 == 0 {
+            let snapshot = ledger.snapshot(true);
+            assert_eq!(snapshot.totals.live_bytes, peak.0 as u64);
+            assert_eq!(
+                (snapshot.totals.peak_bytes, snapshot.totals.live_count),
+                (peak.0 as u64, peak.1.len() as u64)
+            );
+            for row in snapshot.by_site() {
+                let own = peak.1.values().filter(|l| crate::Site::of(site(l.1)) == row.site);
+                assert_eq!(own.map(|l| l.0 as u64).sum::<u64>(), row.bytes);
+            }
+        }
+    }
+}
+
+/// Every thread's own allocations come and go; whatever the others do, the sums come out, and the peak is one that was.
+fn many_threads(threads: u64, pairs: u64) {
+    let ledger = Shared::new(16);
+    ledger.deal_out_now();
+    let seen = AtomicU64::new(0);
+    std::thread::scope(|s| {
+        for t in 0..threads {
+            let (ledger, seen) = (&ledger, &seen);
+            s.spawn(move || {
+                for i in 0..pairs {
+                    // Threads meet in pages; one in 16 allocations stays until the end.
+                    let addr = PAGE + (i % 1024 * threads + t) * 4096;
+                    if i % 1024 == 0 && i > 0 {
+                        for n in (0..1024).step_by(16) {
+                            assert!(forget(ledger, PAGE + (n * threads + t) * 4096).is_some());
+                        }
+                    }
+                    assert!(
+                        ledger.record(addr, 1000, site(t as usize), AllocKind::Device, None).misuse.is_none()
+                    );
+                    if i % 16 != 0 {
+                        assert_eq!(forget(ledger, addr).map(|r| r.bytes), Some(1000));
+                    }
+                    if t == 0 && i % 4096 == 4095 {
+                        let snapshot = ledger.snapshot(i % 8192 == 4095);
+                        seen.fetch_max(snapshot.totals.live_bytes, SeqCst);
+                        let sum: u64 = snapshot.groups.iter().map(|g| g.bytes).sum();
+                        assert_eq!(sum, snapshot.totals.live_bytes, "one moment");
+                        assert_eq!(snapshot.totals.live_bytes, 1000 * snapshot.totals.live_count);
+                    }
+                }
+            });
+        }
+    });
+    let left = threads * ((pairs - 1) % 1024 / 16 + 1);
+    assert_eq!(ledger.read(Total::LiveCount) as u64, left);
+    assert_eq!(ledger.read(Total::LiveBytes) as u64, 1000 * left);
+    let peak = ledger.read(Total::PeakBytes) as u64;
+    assert!(peak >= seen.into_inner().max(64_000) && peak <= 1000 * threads * 65, "{peak}");
+    let at_peak = ledger.snapshot(true);
+    assert_eq!(
+        (at_peak.totals.live_bytes, at_peak.groups.iter().map(|g| g.bytes).sum::<u64>()),
+        (peak, peak)
+    );
+    assert_eq!(ledger.allocations(|_| true).len() as u64, left);
+    let mut indices: Vec<_> =
+        ledger.allocations(|_| true).into_iter().map(|(_, record)| record.index).collect();
+    indices.dedup();
+    assert_eq!(indices.len() as u64, left, "each index once, in order");
+}
+
+#[test]
+fn totals_are_exact_after_8_threads() {
+    many_threads(8, 20_000);
+}
+
+#[test]
+#[ignore = "long: 8 threads of a million operations each"]
+fn totals_are_exact_after_8_threads_of_a_million_operations() {
+    many_threads(8, 1_000_000);
+}
+
+/// With no thread left but one, and with something the shards cannot do, the whole comes back.
+#[test]
+fn the_whole_comes_back() {
+    let ledger = Shared::new(16);
+    ledger.record(PAGE, 512, site(0), AllocKind::Device, None);
+    ledger.deal_out_now();
+    assert!(ledger.is_dealt());
+    for _ in 0..4 * LOOK_ABOUT {
+        ledger.record(PAGE + 512, 512, site(0), AllocKind::Device, None);
+        assert!(forget(&ledger, PAGE + 512).is_some());
+    }
+    assert!(!ledger.is_dealt(), "nobody else is about");
+    ledger.deal_out_now();
+    ledger.record(8 * PAGE, 3 << 20, site(0), AllocKind::Device, None);
+    assert!(!ledger.is_dealt(), "a large one takes the whole");
+    ledger.deal_out_now();
+    let inside = ledger.record(8 * PAGE + 4096, 512, site(0), AllocKind::Device, None);
+    assert!(inside.misuse.is_some(), "an overlap with a large one is seen");
+}
+
+/// Few cases, unless the environment (`PROPTEST_CASES`) asks for other than the 256 it asks for by default.
+fn config(few: u32) -> ProptestConfig {
+    let asked = ProptestConfig::default();
+    let cases = if asked.cases == 256 { few } else { asked.cases };
+    ProptestConfig { cases, failure_persistence: None, ..asked }
+}

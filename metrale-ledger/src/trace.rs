@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Reads allocation logs: tables of comma-separated values with a row for each allocation and free.
+//!
+//! The header names the columns, in any order and case: `Action`, `Pointer`, `Size`, and, where there, `Thread`, `Time`,
+//! `Stream` and `Location`; further ones are passed over. RMM's logs fit, with their header or without, and so do those of
+//! its first releases (`Event Type`, `Address`, `Size (bytes)`). gzip is told by its first bytes. Windows line ends, a byte
+//! order mark, blank lines and headers that come again are no matter.
+//!
+//! A row that makes no sense ends the reading with its line and the reason, or is counted where the reader is
+//! [lenient](Reader::lenient). Memory is that of one line.
+//!
+//! ```
+//! use metrale_ledger::plan::Plan;
+//! use metrale_ledger::trace::{Follow, Reader};
+//!
+//! let log = "Action,Pointer,Size\nallocate,0x7f00000,4096\nfree,0x7f00000,4096\nfree,0x7f00000,4096\n";
+//! let (mut plan, mut follow) = (Plan::h200(), Follow::new());
+//! for row in Reader::new(log.as_bytes())? {
+//!     if let Some(finding) = follow.row(&row?, &mut plan)?.finding {
+//!         assert_eq!(finding.to_string(), "line 4: 0x7f00000 is freed, which line 3 has done before");
+//!     }
+//! }
+//! assert_eq!((follow.totals().peak_live_bytes, plan.resident_bytes()), (4096, 0));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod columns;
+mod follow;
+mod reader;
+mod row;
+
+pub use follow::{Finding, FindingKind, Follow, Followed, LiveRow, LogTotals};
+pub use reader::{Reader, Skipped};
+pub use row::{Action, Row, RowError, TraceError};

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Which column is which, and what stands in them.
+
+use super::row::Action;
+
+/// Where the columns are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Columns {
+    pub(super) action: usize,
+    pub(super) pointer: usize,
+    pub(super) bytes: usize,
+    pub(super) thread: Option<usize>,
+    pub(super) time: Option<usize>,
+    pub(super) stream: Option<usize>,
+    pub(super) location: Option<usize>,
+}
+
+/// What a line is to the one who looks for a header.
+pub(super) enum Header {
+    Is(Columns),
+    /// Names some columns, and lacks these.
+    Lacks(Vec<&'static str>),
+    No,
+}
+
+/// Names of a column, in small letters; the first is the one to ask for.
+const ACTION: &[&str] = &["action", "event type", "event"];
+const POINTER: &[&str] = &["pointer", "address", "ptr"];
+const BYTES: &[&str] = &["size", "size (bytes)", "bytes"];
+
+impl Columns {
+    /// RMM's order, for logs whose header went elsewhere: Thread, Time, Action, Pointer, Size, Stream.
+    pub(super) const RMM: Self = Self {
+        thread: Some(0),
+        time: Some(1),
+        action: 2,
+        pointer: 3,
+        bytes: 4,
+        stream: Some(5),
+        location: None,
+    };
+
+    pub(super) fn of_header(cells: &[&str]) -> Header {
+        let find = |names: &[&str]| {
+            cells.iter().position(|cell| names.iter().any(|name| cell.trim().eq_ignore_ascii_case(name)))
+        };
+        let needed = [find(ACTION), find(POINTER), find(BYTES)];
+        match needed {
+            [Some(action), Some(pointer), Some(bytes)] => Header::Is(Self {
+                action,
+                pointer,
+                bytes,
+                thread: find(&["thread", "thread id"]),
+                time: find(&["time", "start"]),
+                stream: find(&["stream"]),
+                location: find(&["location"]),
+            }),
+            [None, None, None] => Header::No,
+            _ => {
+                let names = [ACTION[0], POINTER[0], BYTES[0]];
+                Header::Lacks(names.into_iter().zip(needed).filter(|n| n.1.is_none()).map(|n| n.0).collect())
+            }
+        }
+    }
+}
+
+/// The action of a cell; `deallocate` stands in the documentation of logs, if not in logs.
+pub(super) fn action(cell: &str) -> Option<Action> {
+    const NAMES: &[(&str, Action)] = &[
+        ("allocate", Action::Allocate),
+        ("alloc", Action::Allocate),
+        ("free", Action::Free),
+        ("deallocate", Action::Free),
+        ("allocate failure", Action::AllocateFailure),
+    ];
+    NAMES.iter().find(|(name, _)| cell.eq_ignore_ascii_case(name)).map(|&(_, action)| action)
+}
+
+/// An address in hex, with or without 0x; null in any way it is written.
+pub(super) fn pointer(cell: &str) -> Result<u64, String> {
+    if ["(nil)", "nil", "null", "(null)"].iter().any(|null| cell.eq_ignore_ascii_case(null)) {
+        return Ok(0);
+    }
+    if cell.is_empty() {
+        return Err("the pointer is missing".to_owned());
+    }
+    hex(cell).ok_or_else(|| format!("the pointer {cell:?} is no hexadecimal address of 64 bits"))
+}
+
+/// Digits only: the standard parser would let a sign pass.
+fn hex(cell: &str) -> Option<u64> {
+    let digits = cell.strip_prefix("0x").or_else(|| cell.strip_prefix("0X")).unwrap_or(cell);
+    if !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return None;
+    }
+    u64::from_str_radix(digits, 16).ok()
+}
+
+pub(super) fn bytes(cell: &str) -> Result<u64, String> {
+    if cell.is_empty() {
+        return Err("the size is missing".to_owned());
+    }
+    let digits = cell.bytes().all(|b| b.is_ascii_digit());
+    cell.parse()
+        .ok()
+        .filter(|_| digits)
+        .ok_or_else(|| format!("the size {cell:?} is no number of bytes below 2^64"))
+}
+
+/// A stream's or thread's number: decimal, or hex where only that makes it one.
+pub(super) fn number(cell: &str) -> Option<u64> {
+    let is_decimal = !cell.is_empty() && cell.bytes().all(|b| b.is_ascii_digit());
+    if is_decimal { cell.parse().ok() } else { pointer(cell).ok() }
+}
+
+/// A moment: of a day (`10:15:30.000012`, also with a colon before the fraction) or in seconds since some start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Time {
+    OfDay(i64),
+    Since(i64),
+}
+
+pub(super) const DAY_NS: i64 = 86_400 * 1_000_000_000;
+
+pub(super) fn time(cell: &str) -> Option<Time> {
+    if cell.contains(':') {
+        let mut parts = cell.splitn(3, ':');
+        let mut whole = |limit: i64| parts.next()?.parse().ok().filter(|n| (0..limit).contains(n));
+        let (hours, minutes) = (whole(24)?, whole(60)?);
+        let (seconds, fraction) = {
+            let rest = parts.next()?;
+            rest.split_once(['.', ':']).unwrap_or((rest, ""))
+        };
+        let seconds = seconds.parse::<i64>().ok().filter(|n| (0..61).contains(n))?;
+        let seconds = (hours * 60 + minutes) * 60 + seconds;
+        return Some(Time::OfDay(seconds * 1_000_000_000 + fraction_ns(fraction)?));
+    }
+    let (seconds, fraction) = cell.split_once('.').unwrap_or((cell, ""));
+    let seconds: i64 = seconds.parse().ok()?;
+    Some(Time::Since(seconds.checked_mul(1_000_000_000)?.checked_add(fraction_ns(fraction)?)?))
+}
+
+/// Digits behind the point, as nanoseconds; what is finer is cut.
+fn fraction_ns(digits: &str) -> Option<i64> {
+    if !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let shown: String = digits.chars().chain(std::iter::repeat('0')).take(9).collect();
+    shown.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pointers_are_hex_however_they_are_written() {
+        for (cell, value) in [
+            ("0x7f00", Ok(0x7f00)),
+            ("7F00", Ok(0x7f00)),
+            ("0X0", Ok(0)),
+            ("(nil)", Ok(0)),
+            ("NULL", Ok(0)),
+            ("ffffffffffffffff", Ok(u64::MAX)),
+        ] {
+            assert_eq!(pointer(cell), value, "{cell}");
+        }
+        for cell in ["", "+1f", "-1", "0x1ffffffffffffffff", "12g", "0x 1"] {
+            assert!(pointer(cell).is_err(), "{cell}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_plain_numbers() {
+        assert_eq!(bytes("0"), Ok(0));
+        assert_eq!(bytes("18446744073709551615"), Ok(u64::MAX));
+        for cell in ["", "+5", "-5", "1.5", "18446744073709551616", "4 KiB", "0x10"] {
+            assert!(bytes(cell).is_err(), "{cell}");
+        }
+    }
+
+    #[test]
+    fn times_are_of_a_day_or_in_seconds() {
+        assert_eq!(time("00:00:01.5"), Some(Time::OfDay(1_500_000_000)));
+        assert_eq!(time("12:00:00:000124"), Some(Time::OfDay(12 * 3_600_000_000_000 + 124_000)));
+        assert_eq!(time("1700000000.123456"), Some(Time::Since(1_700_000_000_123_456_000)));
+        assert_eq!(time("41.7014"), Some(Time::Since(41_701_400_000)));
+        for cell in ["", "noon", "25:00:00", "1:2", "1.x", "99999999999999999999"] {
+            assert_eq!(time(cell), None, "{cell}");
+        }
+    }
+}

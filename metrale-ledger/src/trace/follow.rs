@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a log's rows come to: what is live after each, and what was odd about it.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use super::row::{Action, Row};
+use crate::page::Mixer;
+use crate::placement::PlacementError;
+use crate::plan::{Plan, PlanError, Step};
+
+/// Frees that are remembered, to tell a second free of one pointer from a free of an unknown one.
+const REMEMBERED_FREES: usize = 1 << 16;
+
+/// What was odd about a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FindingKind {
+    /// The pointer was live already. The newer allocation takes its place, since an allocator gives out what is free: a row
+    /// with the free is missing, or two logs are mixed.
+    AlreadyLive {
+        /// Bytes of the older one.
+        bytes: u64,
+        /// The line that allocated it.
+        line: u64,
+    },
+    /// The pointer was freed before. Nothing changes.
+    FreedBefore {
+        /// The line that did.
+        line: u64,
+    },
+    /// The pointer was never allocated in this log, or freed long ago. Nothing changes.
+    Unknown,
+    /// The free names another size than the allocation, which counts.
+    SizeDiffers {
+        /// The allocated bytes.
+        allocated: u64,
+    },
+    /// It was freed on another stream than allocated; an event must have come between.
+    OtherStream {
+        /// The stream it was allocated on.
+        allocated_on: u64,
+    },
+}
+
+/// A row that was odd, and yet can be understood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// The line.
+    pub line: u64,
+    /// The pointer.
+    pub pointer: u64,
+    /// The bytes that the row names.
+    pub bytes: u64,
+    /// What was odd.
+    pub kind: FindingKind,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { line, pointer, bytes, kind } = self;
+        write!(f, "line {line}: ")?;
+        match kind {
+            FindingKind::AlreadyLive { bytes: old, line } => write!(
+                f,
+                "{pointer:#x} is allocated with {bytes} bytes, but is already live ({old} bytes, from line {line})"
+            ),
+            FindingKind::FreedBefore { line } => {
+                write!(f, "{pointer:#x} is freed, which line {line} has done before")
+            }
+            FindingKind::Unknown => write!(f, "{pointer:#x} is freed, but this log does not allocate it"),
+            FindingKind::SizeDiffers { allocated } => {
+                write!(f, "{pointer:#x} is freed as {bytes} bytes and was allocated with {allocated}")
+            }
+            FindingKind::OtherStream { allocated_on } => {
+                write!(
+                    f,
+                    "{pointer:#x} is freed on another stream than {allocated_on:#x}, where it was allocated"
+                )
+            }
+        }
+    }
+}
+
+/// What is live, and where it came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LiveRow {
+    /// The pointer.
+    pub pointer: u64,
+    /// Its bytes.
+    pub bytes: u64,
+    /// The line that allocated it.
+    pub line: u64,
+    /// The stream it was allocated on, where the log tells.
+    pub stream: Option<u64>,
+}
+
+/// Sums over the rows so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LogTotals {
+    /// Rows.
+    pub rows: u64,
+    /// Allocations.
+    pub allocations: u64,
+    /// Frees, of null too.
+    pub frees: u64,
+    /// Allocations that failed.
+    pub failures: u64,
+    /// Bytes of the largest that failed.
+    pub largest_failure_bytes: u64,
+    /// Bytes of all allocations ever.
+    pub allocated_bytes: u64,
+    /// Bytes live.
+    pub live_bytes: u64,
+    /// The highest live bytes.
+    pub peak_live_bytes: u64,
+    /// The line at which that was.
+    pub peak_line: u64,
+    /// Rows with a finding.
+    pub findings: u64,
+}
+
+/// What a row came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Followed {
+    /// Where the plan stands.
+    pub step: Step,
+    /// What was odd.
+    pub finding: Option<Finding>,
+}
+
+/// Follows a log through a plan.
+#[derive(Clone, Debug, Default)]
+pub struct Follow {
+    live: HashMap<u64, LiveRow, Mixer>,
+    freed: HashMap<u64, u64, Mixer>,
+    totals: LogTotals,
+}
+
+impl Follow {
+    /// Before the first row.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes the next row and does in `plan` what it says, as one operation. Allocations of no bytes at null, and frees of
+    /// null, are counted and nothing more.
+    ///
+    /// # Errors
+    /// [`PlacementError`] where the plan's rule does not place the allocation; the row is then counted, and no more.
+    pub fn row(&mut self, row: &Row, plan: &mut Plan) -> Result<Followed, PlacementError> {
+        self.totals.rows += 1;
+        let mut finding = None;
+        let step = match row.action {
+            Action::AllocateFailure => {
+                self.totals.failures += 1;
+                self.totals.largest_failure_bytes = self.totals.largest_failure_bytes.max(row.bytes);
+                plan.pass()
+            }
+            Action::Allocate => {
+                self.totals.allocations += 1;
+                self.totals.allocated_bytes = self.totals.allocated_bytes.saturating_add(row.bytes);
+                if row.pointer == 0 && row.bytes == 0 {
+                    plan.pass()
+                } else {
+                    if let Some(old) = self.live.remove(&row.pointer) {
+                        finding = Some(FindingKind::AlreadyLive { bytes: old.bytes, line: old.line });
+                        plan.displace(row.pointer);
+                        self.totals.live_bytes -= old.bytes;
+                    }
+                    self.allocate(row, plan)?
+                }
+            }
+            Action::Free => {
+                self.totals.frees += 1;
+                if row.pointer == 0 {
+                    plan.pass()
+                } else {
+                    let (step, odd) = self.free(row, plan);
+                    finding = odd;
+                    step
+                }
+            }
+        };
+        let finding =
+            finding.map(|kind| Finding { line: row.line, pointer: row.pointer, bytes: row.bytes, kind });
+        self.totals.findings += u64::from(finding.is_some());
+        Ok(Followed { step, finding })
+    }
+
+    fn allocate(&mut self, row: &Row, plan: &mut Plan) -> Result<Step, PlacementError> {
+        let step = match plan.alloc(row.pointer, row.bytes, row.location.as_deref()) {
+            Ok(step) => step,
+            Err(PlanError::Placement(error)) => return Err(error),
+            // The plan may have been used for something else before; the log's word counts.
+            Err(_) => plan.pass(),
+        };
+        let live = LiveRow { pointer: row.pointer, bytes: row.bytes, line: row.line, stream: row.stream };
+        self.live.insert(row.pointer, live);
+        self.freed.remove(&row.pointer);
+        self.totals.live_bytes = self.totals.live_bytes.saturating_add(row.bytes);
+        if self.totals.live_bytes > self.totals.peak_live_bytes {
+            self.totals.peak_live_bytes = self.totals.live_bytes;
+            self.totals.peak_line = row.line;
+        }
+        Ok(step)
+    }
+
+    fn free(&mut self, row: &Row, plan: &mut Plan) -> (Step, Option<FindingKind>) {
+        let Some(live) = self.live.remove(&row.pointer) else {
+            let kind = match self.freed.get(&row.pointer) {
+                Some(&line) => FindingKind::FreedBefore { line },
+                None => FindingKind::Unknown,
+            };
+            return (plan.pass(), Some(kind));
+        };
+        if self.freed.len() == REMEMBERED_FREES {
+            self.freed.clear();
+        }
+        self.freed.insert(row.pointer, row.line);
+        self.totals.live_bytes -= live.bytes;
+        let step = plan.free(row.pointer).unwrap_or_else(|_| plan.pass());
+        // Some logs write no size for a free.
+        let kind = if row.bytes != 0 && row.bytes != live.bytes {
+            Some(FindingKind::SizeDiffers { allocated: live.bytes })
+        } else {
+            match (live.stream, row.stream) {
+                (Some(allocated_on), Some(freed_on)) if allocated_on != freed_on => {
+                    Some(FindingKind::OtherStream { allocated_on })
+                }
+                _ => None,
+            }
+        };
+        (step, kind)
+    }
+
+    /// Sums so far.
+    pub fn totals(&self) -> LogTotals {
+        self.totals
+    }
+
+    /// What is live, in the order in which it was allocated: at the end of a log, what was never freed.
+    pub fn live(&self) -> Vec<LiveRow> {
+        let mut live: Vec<_> = self.live.values().copied().collect();
+        live.sort_unstable_by_key(|row| row.line);
+        live
+    }
+}

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Line by line through a log.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Cursor, Read};
+use std::path::Path;
+
+use flate2::bufread::MultiGzDecoder;
+
+use super::columns::{self, Columns, DAY_NS, Header, Time};
+use super::row::{Action, Row, RowError, TraceError};
+
+/// No log has longer lines; without a limit, a file of something else might be read as one.
+const LONGEST_LINE: u64 = 64 << 10;
+/// Rows that a lenient reader remembers; the rest it counts.
+const REMEMBERED: usize = 20;
+/// Of a line that makes no sense, as much is shown.
+const SHOWN: usize = 60;
+
+/// What a lenient reader passed over.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Skipped {
+    /// How many lines.
+    pub count: u64,
+    /// The first of them.
+    pub first: Vec<RowError>,
+}
+
+/// Reads the rows of a log, one at a time.
+pub struct Reader<'a> {
+    lines: Box<dyn BufRead + 'a>,
+    line: Vec<u8>,
+    number: u64,
+    columns: Option<Columns>,
+    lenient: bool,
+    skipped: Skipped,
+    aliases: u64,
+    first_time: Option<i64>,
+    last_of_day: i64,
+    days: i64,
+    ended: bool,
+}
+
+impl Reader<'static> {
+    /// Opens a file, compressed or not.
+    ///
+    /// # Errors
+    /// The system's, when it cannot be opened or its first bytes not read.
+    pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
+        Self::new(File::open(path)?)
+    }
+}
+
+impl<'a> Reader<'a> {
+    /// Reads from anything, compressed or not.
+    ///
+    /// # Errors
+    /// The source's, when its first bytes cannot be read.
+    pub fn new(source: impl Read + 'a) -> io::Result<Self> {
+        let mut source = source;
+        let mut head = Vec::new();
+        source.by_ref().take(2).read_to_end(&mut head)?;
+        let is_gzip = head == [0x1f, 0x8b];
+        let whole = BufReader::new(Cursor::new(head).chain(source));
+        let lines: Box<dyn BufRead + 'a> =
+            if is_gzip { Box::new(BufReader::new(MultiGzDecoder::new(whole))) } else { Box::new(whole) };
+        Ok(Self {
+            lines,
+            line: Vec::new(),
+            number: 0,
+            columns: None,
+            lenient: false,
+            skipped: Skipped::default(),
+            aliases: 0,
+            first_time: None,
+            last_of_day: 0,
+            days: 0,
+            ended: false,
+        })
+    }
+
+    /// Whether rows that make no sense are counted in [`skipped`](Self::skipped) instead of ending the reading.
+    #[must_use]
+    pub fn lenient(mut self, lenient: bool) -> Self {
+        self.lenient = lenient;
+        self
+    }
+
+    /// What was passed over so far.
+    pub fn skipped(&self) -> &Skipped {
+        &self.skipped
+    }
+
+    /// Rows so far whose action was written `deallocate`, which no known program does; taken as a free.
+    pub fn alias_count(&self) -> u64 {
+        self.aliases
+    }
+
+    /// Lines read so far.
+    pub fn line(&self) -> u64 {
+        self.number
+    }
+
+    /// Reads a line: whether there was one, and whether it was ended.
+    fn read_line(&mut self) -> Result<Option<bool>, TraceError> {
+        self.line.clear();
+        let io_error = |number: u64| move |source| TraceError::Io { line: number + 1, source };
+        let mut limited = self.lines.by_ref().take(LONGEST_LINE);
+        let read = limited.read_until(b'\n', &mut self.line).map_err(io_error(self.number))?;
+        if read == 0 {
+            return Ok(None);
+        }
+        self.number += 1;
+        let mut ended = self.line.last() == Some(&b'\n');
+        if !ended && read as u64 == LONGEST_LINE {
+            // Too long to be a row: what is left of it goes unseen.
+            self.line.clear();
+            self.line.push(b'\0');
+            loop {
+                let buffer = self.lines.fill_buf().map_err(io_error(self.number - 1))?;
+                if buffer.is_empty() {
+                    break;
+                }
+                let end = buffer.iter().position(|&b| b == b'\n');
+                let used = end.map_or(buffer.len(), |at| at + 1);
+                self.lines.consume(used);
+                if end.is_some() {
+                    ended = true;
+                    break;
+                }
+            }
+        }
+        Ok(Some(ended))
+    }
+
+    fn parse(&mut self, line: &str) -> Result<Option<Row>, String> {
+        let split;
+        let quoted;
+        let cells: Vec<&str> = if line.contains('"') {
+            quoted = unquote(line)?;
+            quoted.iter().map(str::trim).collect()
+        } else {
+            split = line.split(',').map(str::trim);
+            split.collect()
+        };
+        let columns = match self.columns {
+            Some(columns) => columns,
+            None => match Columns::of_header(&cells) {
+                Header::Is(columns) => {
+                    self.columns = Some(columns);
+                    return Ok(None);
+                }
+                Header::Lacks(names) => {
+                    return Err(format!("the header names no column {}", names.join(", nor ")));
+                }
+                // A log without a header has its columns as its writer orders them.
+                Header::No if cells.len() == 6 && columns::action(cells[Columns::RMM.action]).is_some() => {
+                    Columns::RMM
+                }
+                Header::No => {
+                    return Err(format!(
+                        "{:?} is neither a header that names Action, Pointer and Size nor a row",
+                        excerpt(line)
+                    ));
+                }
+            },
+        };
+        let cell = |at: usize| cells.get(at).copied();
+        let too_short = || format!("the row has {} columns, too few for this header", cells.len());
+        let written = cell(columns.action).ok_or_else(too_short)?;
+        let Some(action) = columns::action(written) else {
+            // Logs are joined, header and all; the next one's columns may be others.
+            if let Header::Is(columns) = Columns::of_header(&cells) {
+                self.columns = Some(columns);
+                return Ok(None);
+            }
+            return Err(format!(
+                "the action {:?} is none of allocate, free, allocate failure",
+                excerpt(written)
+            ));
+        };
+        let pointer = match cell(columns.pointer).ok_or_else(too_short)? {
+            "" if action == Action::AllocateFailure => 0,
+            written => columns::pointer(written)?,
+        };
+        let bytes = match cell(columns.bytes).ok_or_else(too_short)? {
+            "" if action == Action::Free => 0,
+            written => columns::bytes(written)?,
+        };
+        if written.eq_ignore_ascii_case("deallocate") {
+            self.aliases += 1;
+        }
+        let elapsed_ns = columns.time.and_then(cell).and_then(columns::time).map(|time| self.elapsed(time));
+        self.columns = Some(columns);
+        Ok(Some(Row {
+            line: self.number,
+            action,
+            pointer,
+            bytes,
+            stream: columns.stream.and_then(cell).and_then(columns::number),
+            thread: columns.thread.and_then(cell).and_then(columns::number),
+            elapsed_ns,
+            location: columns.location.and_then(cell).filter(|cell| !cell.is_empty()).map(Into::into),
+        }))
+    }
+
+    fn elapsed(&mut self, time: Time) -> i64 {
+        let now = match time {
+            Time::Since(now) => now,
+            Time::OfDay(now) => {
+                if self.last_of_day - now >= DAY_NS / 2 {
+                    self.days += 1;
+                }
+                self.last_of_day = now;
+                now + self.days * DAY_NS
+            }
+        };
+        now.saturating_sub(*self.first_time.get_or_insert(now))
+    }
+
+    fn next_row(&mut self) -> Result<Option<Row>, TraceError> {
+        while let Some(ended) = self.read_line()? {
+            let bytes = std::mem::take(&mut self.line);
+            let parsed = self.parse_bytes(&bytes);
+            self.line = bytes;
+            match parsed {
+                Ok(Some(row)) => return Ok(Some(row)),
+                Ok(None) => {}
+                Err(reason) => {
+                    let error = RowError { line: self.number, reason, cut: !ended };
+                    if !self.lenient {
+                        return Err(TraceError::Row(error));
+                    }
+                    self.skipped.count += 1;
+                    if self.skipped.first.len() < REMEMBERED {
+                        self.skipped.first.push(error);
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn parse_bytes(&mut self, bytes: &[u8]) -> Result<Option<Row>, String> {
+        if bytes == b"\0" {
+            return Err(format!("longer than {LONGEST_LINE} bytes, so no row of a log"));
+        }
+        let bytes =
+            if self.number == 1 { bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes) } else { bytes };
+        let line = std::str::from_utf8(bytes).map_err(|_| "it is no UTF-8 text".to_owned())?.trim();
+        if line.is_empty() { Ok(None) } else { self.parse(line) }
+    }
+}
+
+impl Iterator for Reader<'_> {
+    type Item = Result<Row, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let next = self.next_row().transpose();
+        self.ended = !matches!(next, Some(Ok(_)));
+        next
+    }
+}
+
+/// The cells of a line with quotes in it.
+fn unquote(line: &str) -> Result<csv::StringRecord, String> {
+    let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(line.as_bytes());
+    let mut record = csv::StringRecord::new();
+    match reader.read_record(&mut record) {
+        Ok(true) => Ok(record),
+        Ok(false) => Err("it has no columns".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// The beginning of what makes no sense.
+fn excerpt(text: &str) -> String {
+    let mut shown: String = text.chars().take(SHOWN).collect();
+    if shown.len() < text.len() {
+        shown.push('…');
+    }
+    shown
+}

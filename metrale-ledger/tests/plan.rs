@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Plans against an H200's figures, a naive model, and sums done by hand.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+
+use metrale_ledger::placement::{PackingRule, Placement, PlacementError};
+use metrale_ledger::plan::{Order, Orders, Plan, PlanError};
+use proptest::prelude::*;
+
+const MIB: u64 = 1 << 20;
+
+/// Free bytes of a fresh context on an H200 (driver 580.159.04) before the first operation.
+const FRESH_FREE_BYTES: u64 = 149_557_477_376;
+
+/// The device's free figure after every recorded operation is the fresh one less what the plan says.
+fn holds(gz: &[u8]) {
+    let mut text = String::new();
+    flate2::read::GzDecoder::new(gz).read_to_string(&mut text).unwrap();
+    let mut plan = Plan::h200();
+    let mut highest = (0, 0);
+    for (i, line) in text.lines().skip(1).enumerate() {
+        let cells: Vec<_> = line.split(',').collect();
+        let pointer = u64::from_str_radix(cells[1].trim_start_matches("0x"), 16).unwrap();
+        let step = match cells[0] {
+            "allocate" => plan.alloc(pointer, cells[2].parse().unwrap(), None),
+            _ => plan.free(pointer),
+        };
+        let step = step.unwrap();
+        assert_eq!(step.operation, i as u64);
+        assert_eq!(step.resident_bytes, FRESH_FREE_BYTES - cells[3].parse::<u64>().unwrap(), "row {i}");
+        if step.resident_bytes > highest.0 {
+            highest = (step.resident_bytes, step.operation);
+        }
+    }
+    let peak = plan.summary().peak_resident;
+    assert_eq!((peak.bytes, peak.operation), (highest.0, Some(highest.1)));
+}
+
+#[test]
+fn random_0_is_planned_as_the_device_did_it() {
+    holds(include_bytes!("data/random-0.csv.gz"));
+}
+
+#[test]
+fn random_1_is_planned_as_the_device_did_it() {
+    holds(include_bytes!("data/random-1.csv.gz"));
+}
+
+#[test]
+fn random_3_is_planned_as_the_device_did_it() {
+    holds(include_bytes!("data/random-3.csv.gz"));
+}
+
+#[test]
+fn a_loader_with_staging() {
+    let mut plan = Plan::h200();
+    for (id, bytes, label) in [(1, 3 * MIB, "w"), (2, 1000, "w"), (3, 5 * MIB, "staging"), (4, 600, "bias")] {
+        plan.alloc(id, bytes, Some(label)).unwrap();
+    }
+    plan.free(3).unwrap();
+    plan.alloc(5, 100, None).unwrap();
+    let summary = plan.summary();
+    assert_eq!((summary.operations, summary.allocations, summary.frees), (6, 5, 1));
+    assert_eq!(summary.requested_bytes, 8 * MIB + 1700);
+    assert_eq!((summary.end_live_count, summary.end_live_bytes), (4, 3 * MIB + 1700));
+    assert_eq!(summary.end_resident_bytes, 6 * MIB);
+    assert_eq!((summary.peak_live.bytes, summary.peak_live.operation), (8 * MIB + 1600, Some(3)));
+    // The resident peak is one operation earlier: the last one fits into the chunk.
+    let peak = &summary.peak_resident;
+    assert_eq!((peak.bytes, peak.operation, peak.live_bytes), (12 * MIB, Some(2), 8 * MIB + 1000));
+    let holders: Vec<_> = peak.holders.iter().map(|h| (h.label.as_deref(), h.bytes, h.count)).collect();
+    assert_eq!(holders, [(Some("staging"), 5 * MIB, 1), (Some("w"), 3 * MIB + 1000, 2)]);
+    let holders: Vec<_> = summary.peak_live.holders.iter().map(|h| (h.label.as_deref(), h.bytes)).collect();
+    assert_eq!(holders, [(Some("staging"), 5 * MIB), (Some("w"), 3 * MIB + 1000), (Some("bias"), 600)]);
+    let classes: Vec<_> =
+        peak.classes.iter().map(|c| (c.from_bytes, c.count, c.bytes, c.rounding_bytes)).collect();
+    assert_eq!(classes, [(512, 1, 1000, 24), (2 * MIB, 1, 3 * MIB, MIB), (4 * MIB, 1, 5 * MIB, MIB)]);
+    assert_eq!(peak.hole_bytes, 2 * MIB - 1024);
+    assert_eq!(summary.arena_resident_bytes, 10 * MIB, "8 MiB and 2048 bytes");
+    assert!(summary.fits(12 * MIB) && !summary.fits(12 * MIB - 1));
+    assert!(
+        summary
+            .to_string()
+            .contains("peak resident: 12.00 MiB (8.00 MiB live, 12.00 MiB resident) at operation 2")
+    );
+    assert!(
+        summary.to_string().ends_with("one arena would take at least 10.00 MiB, and save at most 2.00 MiB\n")
+    );
+}
+
+#[test]
+fn bert_base_in_one_arena_is_within_4_mib_of_its_bytes() {
+    // The tensors of bert-base in bf16: 30522 x 768 word, 512 position, 2 type embeddings, 12 layers, a pooler.
+    let h = 768;
+    let layer =
+        [[h * h, h].as_slice(); 4].concat().into_iter().chain([h, h, 4 * h * h, 4 * h, 4 * h * h, h, h, h]);
+    let mut sizes = vec![30_522 * h, 512 * h, 2 * h, h, h];
+    sizes.extend((0..12).flat_map(|_| layer.clone()));
+    sizes.extend([h * h, h]);
+    let mut plan = Plan::h200();
+    for (id, elements) in sizes.iter().enumerate() {
+        plan.alloc(id as u64, 2 * elements, None).unwrap();
+    }
+    let summary = plan.summary();
+    assert_eq!(summary.end_live_bytes, 2 * 109_482_240);
+    assert!(summary.arena_resident_bytes - summary.end_live_bytes < 4 * MIB);
+    assert!(summary.peak_resident.bytes > summary.arena_resident_bytes);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_changes_nothing() {
+    let mut plan = Plan::h200();
+    plan.alloc(7, 512, None).unwrap();
+    assert_eq!(plan.alloc(7, 1, None), Err(PlanError::AlreadyLive { id: 7, bytes: 512 }));
+    assert_eq!(plan.free(8), Err(PlanError::NotLive { id: 8 }));
+    assert_eq!(
+        plan.alloc(9, u64::MAX, None),
+        Err(PlanError::Placement(PlacementError::TooLarge { bytes: u64::MAX }))
+    );
+    assert_eq!((plan.live_bytes(), plan.live_count(), plan.resident_bytes()), (512, 1, 2 * MIB));
+    assert_eq!(plan.alloc(9, 0, None).unwrap().operation, 4, "refused ones are numbered too");
+    plan.free(9).unwrap();
+    assert_eq!(plan.free(9), Err(PlanError::NotLive { id: 9 }));
+}
+
+#[test]
+fn the_rule_is_a_parameter() {
+    let mut plan = Plan::new(PackingRule::new(64 << 10, 4096).unwrap());
+    plan.alloc(1, 1, None).unwrap();
+    plan.alloc(2, 100_000, None).unwrap();
+    assert_eq!(plan.resident_bytes(), (64 << 10) * 3);
+    assert_eq!(plan.summary().arena_resident_bytes, 128 << 10, "4096 and 102400");
+}
+
+#[test]
+fn other_orders_are_planned_by_the_same_rule() {
+    // Halves of a chunk and a little, and what fills the rest: smallest first, two small ones share a chunk and the large
+    // ones get one each; largest first, each small one fills up a chunk.
+    let large = 1200 << 10;
+    let small = 800 << 10;
+    let orders = Orders::of(4 * 2 * MIB, &[small, large, small, large], PackingRule::H200).unwrap();
+    assert_eq!(orders.orders[0], (Order::LargestFirst, 4 * MIB));
+    assert_eq!(orders.orders[1], (Order::SmallestFirst, 6 * MIB));
+    assert_eq!(orders.orders[2], (Order::ByClass, 6 * MIB));
+    assert_eq!(orders.arena_bytes, 4 * MIB);
+    assert_eq!(orders.best(), Some((Order::LargestFirst, 4 * MIB)));
+    assert_eq!(Orders::of(0, &[0], PackingRule::H200).unwrap().best(), None);
+}
+
+#[test]
+fn the_sizes_at_the_peak_are_known_afterwards() {
+    let mut plan = Plan::h200();
+    for id in 0..4 {
+        plan.alloc(id, 3 * MIB, None).unwrap();
+    }
+    for id in 0..3 {
+        plan.free(id).unwrap();
+    }
+    for id in 10..13 {
+        plan.alloc(id, 600, None).unwrap();
+    }
+    plan.free(10).unwrap();
+    // Four of 3 MiB, whatever lives by now.
+    let orders = plan.orders().unwrap();
+    assert_eq!((orders.planned_bytes, orders.arena_bytes), (16 * MIB, 12 * MIB));
+}
+
+#[test]
+fn a_million_live_take_under_200_bytes_each() {
+    let mut plan = Plan::h200();
+    let mut most = 0.0f64;
+    for id in 0..1_100_000u64 {
+        plan.alloc(id * 512, 1 + id.wrapping_mul(0x9e37_79b9) % 4096, None).unwrap();
+        if id > 50_000 {
+            most = most.max(plan.memory_bytes() as f64 / (id + 1) as f64);
+        }
+    }
+    assert!(most < 200.0, "{most} bytes a live allocation");
+    // Come and go for a while: what was does not count.
+    for id in 0..400_000u64 {
+        plan.free(id * 512).unwrap();
+        plan.alloc((1_100_000 + id) * 512, 1 + id.wrapping_mul(0x9e37_79b9) % (3 * MIB), None).unwrap();
+    }
+    let most = plan.memory_bytes() as f64 / plan.live_count() as f64;
+    assert!(most < 200.0, "{most} bytes a live allocation");
+}
+
+proptest! {
+    #![proptest_config(config(128))]
+
+    #[test]
+    fn the_plan_agrees_with_counting_anew(
+        ops in prop::collection::vec((0..12u64, prop_oneof![0..3000u64, 0..3 * MIB], 0..3usize), 1..120)
+    ) {
+        let mut plan = Plan::h200();
+        let mut device = Placement::h200();
+        let mut live: BTreeMap<u64, (u64, Option<_>, usize)> = BTreeMap::new();
+        let labels = [None, Some("a"), Some("b")];
+        let mut at_peaks = [(0, None, BTreeMap::new()), (0, None, BTreeMap::new())];
+        for (i, (id, bytes, label)) in ops.into_iter().enumerate() {
+            // An id that lives is freed, one that does not is allocated.
+            match live.remove(&id) {
+                Some((_, place, _)) => {
+                    if let Some(place) = place {
+                        device.free(place).unwrap();
+                    }
+                    plan.free(id).unwrap();
+                }
+                None => {
+                    let place = (bytes > 0).then(|| device.alloc(bytes).unwrap().id);
+                    live.insert(id, (bytes, place, label));
+                    plan.alloc(id, bytes, labels[label]).unwrap();
+                }
+            }
+            prop_assert_eq!(plan.resident_bytes(), device.resident_bytes());
+            let live_bytes: u64 = live.values().map(|l| l.0).sum();
+            prop_assert_eq!(plan.live_bytes(), live_bytes);
+            for (peak, bytes) in at_peaks.iter_mut().zip([live_bytes, device.resident_bytes()]) {
+                if bytes > peak.0 {
+                    *peak = (bytes, Some(i as u64), live.clone());
+                }
+            }
+        }
+        let summary = plan.summary();
+        for (peak, (bytes, operation, live)) in [&summary.peak_live, &summary.peak_resident].into_iter().zip(&at_peaks) {
+            prop_assert_eq!((peak.bytes, peak.operation), (*bytes, *operation));
+            prop_assert_eq!(peak.live_bytes, live.values().map(|l| l.0).sum::<u64>());
+            prop_assert_eq!(peak.holders.iter().map(|h| h.count).sum::<u64>(), live.len() as u64);
+            for holder in &peak.holders {
+                let own = live.values().filter(|l| labels[l.2] == holder.label.as_deref());
+                prop_assert_eq!(own.map(|l| l.0).sum::<u64>(), holder.bytes);
+            }
+            for class in &peak.classes {
+                let own = live.values().filter(|l| class.holds(l.0));
+                prop_assert_eq!(own.map(|l| l.0).sum::<u64>(), class.bytes);
+            }
+        }
+        let sizes: Vec<u64> = at_peaks[1].2.values().map(|l| l.0).collect();
+        prop_assert_eq!(plan.orders().unwrap(), Orders::of(at_peaks[1].0, &sizes, PackingRule::H200).unwrap());
+    }
+}
+
+/// Few cases, unless the environment (`PROPTEST_CASES`) asks for other than the 256 it asks for by default.
+fn config(few: u32) -> ProptestConfig {
+    let asked = ProptestConfig::default();
+    let cases = if asked.cases == 256 { few } else { asked.cases };
+    ProptestConfig { cases, failure_persistence: None, ..asked }
+}
