@@ -62,9 +62,11 @@ mod sweep;
 
 // Decisions that need no driver.
 mod arch;
+pub mod op_cache;
 mod preflight;
 pub mod redzone;
 pub mod tensor_map;
+pub mod timing;
 
 pub use backend::{BackendBuilder, MetraleCudaBackend};
 pub use config::{BackendConfig, ConfigError, DEBUG_SYNC_KERNELS};

@@ -12,6 +12,7 @@ mod pinned;
 mod upload;
 
 // Decisions that need no driver.
+mod account;
 mod cgroup;
 mod effective;
 mod meminfo;
@@ -26,6 +27,7 @@ pub use out_of_memory::{Holder, OutOfMemory, Verdict};
 pub use pinned::{PinnedBuffer, PinnedPtr};
 pub use upload::Uploader;
 
+pub use account::{Account, AccountError, Quality, Term};
 pub use cgroup::{CgroupLimit, NotALimit};
 pub use effective::{
     Aged, EffectiveFree, FreeSituation, FreeSource, FreeUnknown, effective_free, effective_free_bytes,
