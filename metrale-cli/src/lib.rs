@@ -1,6 +1,48 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The metrale program: load, plan, replay, report, diff, doctor.
+//! The metrale program: what a model's weights take on a CUDA device, with every byte accounted for.
 //!
-//! The library half, so that tests and other tools reach the parts; `src/main.rs` is the program.
+//! This is the library half, so that tests and other tools reach the parts; `src/main.rs` is the program.
+//!
+//! | command | what it does | exit code |
+//! |---|---|---|
+//! | `metrale load` | puts a model's weights on a device (or on the software H200) and prints who holds what | 0; 2 for bad input; 3 out of memory |
+//! | `metrale doctor` | says which driver and devices there are | 0 where a device is usable, else 1 |
 
+pub mod args;
+pub mod commands;
+mod console;
+mod driver_choice;
+mod exit;
 pub mod model;
+pub mod render;
+
+use std::ffi::OsString;
+
+use clap::Parser;
+
+pub use console::Console;
+pub use driver_choice::{ChosenDriver, DriverChoice, UnknownDriver};
+pub use exit::Exit;
+
+/// Runs the program with its arguments, the program's own name first.
+pub fn run(args: impl IntoIterator<Item = OsString>, console: &mut Console<'_>) -> Exit {
+    let cli = match args::Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() => {
+            console.remark(error.render());
+            return Exit::BadInput;
+        }
+        // --help and --version.
+        Err(text) => return answered(console.answer(text.render())),
+    };
+    match cli.command {
+        args::Command::Load(args) => commands::load::run(&args, console),
+        args::Command::Doctor(args) => commands::doctor::run(&args, console),
+    }
+}
+
+/// The end of a command whose answer was (or could not be) printed.
+fn answered(printed: std::io::Result<()>) -> Exit {
+    // A reader that closed the pipe has what it wanted; there is nobody left to tell.
+    if printed.is_ok() { Exit::Done } else { Exit::Failed }
+}

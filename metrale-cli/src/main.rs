@@ -1,41 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The program's entry: names a model's tensors count and size, from files, an index or `--model NAME`.
+//! The program's entry: real arguments, real outputs, the log on standard error.
 
-use std::ffi::OsString;
-use std::io::{self, Write};
-use std::path::PathBuf;
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
-use metrale_cli::model::{InputError, ModelInput};
+use metrale_cli::{Console, run};
+use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
-    match describe(std::env::args_os().skip(1).collect()) {
-        Ok(text) => match io::stdout().write_all(text.as_bytes()) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(_) => ExitCode::FAILURE,
-        },
-        Err(error) => {
-            // Nothing is left to say where stderr is closed.
-            let _ = writeln!(io::stderr(), "metrale: {error}");
-            ExitCode::from(error.exit_code())
-        }
-    }
-}
-
-fn describe(args: Vec<OsString>) -> Result<String, InputError> {
-    let input = match &args[..] {
-        [flag, name] if flag == "--model" => ModelInput::open(&[], Some(&name.to_string_lossy()))?,
-        paths => ModelInput::open(&paths.iter().map(PathBuf::from).collect::<Vec<_>>(), None)?,
-    };
-    let mut text = format!(
-        "{}: {} tensors, {} of them empty, {} bytes\n",
-        input.title(),
-        input.tensors().len(),
-        input.empty_tensors(),
-        input.total_bytes()
-    );
-    for remark in input.remarks() {
-        text.push_str(&format!("{remark}\n"));
-    }
-    Ok(text)
+    // RUST_LOG chooses what is logged; without it, warnings of the backend are shown.
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).without_time().init();
+    let (mut out, mut err) = (io::stdout(), io::stderr());
+    let watched = err.is_terminal();
+    run(std::env::args_os(), &mut Console::new(&mut out, &mut err, watched)).into()
 }

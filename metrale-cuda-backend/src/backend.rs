@@ -16,6 +16,7 @@ use crate::config::BackendConfig;
 use crate::error::NotBound;
 use crate::gpu::DevicePtr;
 use crate::launch::Kernels;
+use crate::signature::Signatures;
 
 /// A device that reads pageable host memory through the host's own page tables.
 const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: CUdevice_attribute = 100;
@@ -31,6 +32,7 @@ pub struct MetraleCudaBackend {
     // In this order: the ledger's memory is freed by `drop`, before any field goes.
     book: Book,
     kernels: Kernels,
+    signatures: Signatures,
     registry: Arc<MetraleRegistry>,
     host: Arc<CudaHost>,
     config: BackendConfig,
@@ -97,6 +99,7 @@ impl BackendBuilder {
         let backend = MetraleCudaBackend {
             book: Book::default(),
             kernels: Kernels::default(),
+            signatures: Signatures::new(&self.modules),
             registry,
             host,
             config,
@@ -255,6 +258,10 @@ impl MetraleCudaBackend {
 
     pub(crate) const fn kernels(&self) -> &Kernels {
         &self.kernels
+    }
+
+    pub(crate) const fn signatures(&self) -> &Signatures {
+        &self.signatures
     }
 
     /// The device's memory in bytes.

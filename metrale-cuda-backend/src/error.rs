@@ -3,9 +3,9 @@
 //!
 //! | [`Remedy`] | causes |
 //! |---|---|
-//! | [`FreeAndRetry`](Remedy::FreeAndRetry) | [`OutOfMemory`](crate::OutOfMemory) |
-//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`](crate::CopyOutOfBounds), [`FreeError`](crate::FreeError), [`ConfigError`](crate::ConfigError), most of [`CallFailed`], [`LaunchError`](crate::LaunchError) and [`RegistryError`](crate::RegistryError) |
-//! | [`Relaunch`](Remedy::Relaunch) | [`ContextLost`], [`KernelFault`](crate::KernelFault), and whatever carries a status the context does not survive |
+//! | [`FreeAndRetry`](Remedy::FreeAndRetry) | [`OutOfMemory`] |
+//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`], [`FreeError`], [`ConfigError`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
+//! | [`Relaunch`](Remedy::Relaunch) | [`ContextLost`], [`KernelFault`], and whatever carries a status the context does not survive |
 //! | [`ReportBug`](Remedy::ReportBug) | [`LedgerConflict`], statuses that no call of ours should bring |
 //!
 //! Each is found in an `anyhow::Error` by `downcast_ref`, and keeps the [`DriverError`] it came from.
@@ -14,7 +14,7 @@ use metrale_driver_sys::{
     CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_DEINITIALIZED,
     CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_OUT_OF_MEMORY, CUresult, DriverError, is_sticky,
 };
-use metrale_registry::{LaunchError, RegistryError};
+use metrale_registry::{HostError, LaunchError, RegistryError};
 
 use crate::config::ConfigError;
 use crate::launch::KernelFault;
@@ -49,6 +49,8 @@ pub fn remedy(error: &anyhow::Error) -> Option<Remedy> {
         if let Some(cause) = cause.downcast_ref::<CallFailed>() {
             Some(cause.remedy())
         } else if let Some(cause) = cause.downcast_ref::<RegistryError>() {
+            Some(cause.driver_error().map_or(Remedy::FixCall, |error| remedy_of_status(error.status)))
+        } else if let Some(cause) = cause.downcast_ref::<HostError>() {
             Some(cause.driver_error().map_or(Remedy::FixCall, |error| remedy_of_status(error.status)))
         } else if let Some(cause) = cause.downcast_ref::<LaunchError>() {
             Some(remedy_of_status(cause.error.status))

@@ -372,7 +372,8 @@ pub trait GpuBackend: Send + Sync {
     ///
     /// # Errors
     /// [`LaunchError`](crate::LaunchError) with kernel, grid, block, shared memory and what was asked too much;
-    /// [`KernelFault`](crate::KernelFault) where `debug_sync_kernels` is on and the kernel failed.
+    /// [`KernelFault`](crate::KernelFault) where `debug_sync_kernels` is on and the kernel failed;
+    /// [`BadArgument`](crate::BadArgument) for fewer `params` than the kernel's image says it takes.
     ///
     /// # Safety
     /// `params` must hold one pointer for each of the kernel's parameters, in order, each to a readable value of that

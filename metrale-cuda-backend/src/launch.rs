@@ -16,7 +16,9 @@ use parking_lot::RwLock;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::ask;
+use crate::error::BadArgument;
 use crate::gpu::{DevicePtr, GpuBackend, KernelHandle};
+use crate::signature::{Signature, Signatures};
 
 /// A kernel that failed while it ran, found by waiting after its launch
 /// ([`debug_sync_kernels`](crate::BackendConfig::debug_sync_kernels)). The context is lost: restart the process.
@@ -39,7 +41,6 @@ pub struct KernelFault {
     /// The stream it was launched on.
     pub stream: u64,
     /// What the wait answered.
-    #[source]
     pub driver: DriverError,
 }
 
@@ -53,6 +54,8 @@ struct Known {
     name: Arc<str>,
     /// Where the audit learns that it was launched.
     usage: KernelUsage,
+    /// What it takes, where its image says so.
+    signature: Option<Signature>,
 }
 
 /// The kernels this backend has looked up, by handle.
@@ -63,11 +66,24 @@ pub(crate) struct Kernels {
 
 impl Kernels {
     /// Keeps a kernel's name beside its handle.
-    fn learn(&self, handle: u64, module: &str, function: &str) {
+    fn learn(&self, handle: u64, module: &str, function: &str, signatures: &Signatures) {
         if !self.known.read().contains_key(&handle) {
             let usage = run_metrics::process().audit().usage(module, function);
             let name = format!("{module}::{function}").into();
-            self.known.write().insert(handle, Known { name, usage });
+            let signature = signatures.of(module, function);
+            self.known.write().insert(handle, Known { name, usage, signature });
+        }
+    }
+
+    /// Holds the arguments of a launch to what the kernel takes, where that is known.
+    fn check(
+        &self,
+        handle: u64,
+        check: impl FnOnce(&Signature, &str) -> Result<(), BadArgument>,
+    ) -> Result<(), BadArgument> {
+        match self.known.read().get(&handle) {
+            Some(Known { name, signature: Some(signature), .. }) => check(signature, name),
+            _ => Ok(()),
         }
     }
 
@@ -120,7 +136,7 @@ impl MetraleCudaBackend {
             }
         }
         let handle = found?;
-        self.kernels().learn(handle, module, function);
+        self.kernels().learn(handle, module, function, self.signatures());
         Ok(KernelHandle(handle))
     }
 
@@ -144,6 +160,7 @@ impl MetraleCudaBackend {
         params: &mut [*mut c_void],
     ) -> Result<()> {
         let args = params.len();
+        self.kernels().check(kernel.0, |signature, name| signature.check_count(name, args))?;
         run_metrics::process().trace().record(|| {
             Launch::new(LaunchKind::Kernel, self.kernels().name(kernel.0))
                 .grid(grid)
@@ -161,6 +178,8 @@ impl MetraleCudaBackend {
     /// As there.
     pub unsafe fn launch_typed(&self, launch: &mut KernelLaunch, stream: u64) -> Result<()> {
         let &mut KernelLaunch { kernel, grid, block, shared_bytes, ref mut arguments } = launch;
+        let sizes = arguments.iter().map(Argument::bytes);
+        self.kernels().check(kernel.0, |signature, name| signature.check(name, sizes))?;
         run_metrics::process().trace().record(|| {
             Launch::new(LaunchKind::Kernel, self.kernels().name(kernel.0))
                 .grid(grid)
@@ -246,6 +265,15 @@ impl Argument {
             Self::I32(value) => (&raw mut *value).cast(),
             Self::F32(value) => (&raw mut *value).cast(),
             Self::TensorMap(map) => (&raw mut **map).cast(),
+        }
+    }
+
+    /// Its size in bytes.
+    const fn bytes(&self) -> u64 {
+        match self {
+            Self::Ptr(_) | Self::U64(_) => 8,
+            Self::U32(_) | Self::I32(_) | Self::F32(_) => 4,
+            Self::TensorMap(_) => 128,
         }
     }
 
@@ -366,7 +394,8 @@ impl KernelLaunch {
     /// Launches in the order of `stream`, as [`GpuBackend::launch`]. May be done again: the arguments stay.
     ///
     /// # Errors
-    /// As [`GpuBackend::launch`].
+    /// As [`GpuBackend::launch`]; [`BadArgument`] where the kernel's image says that it takes other arguments, in number
+    /// or size.
     ///
     /// # Safety
     /// The arguments are the kernel's parameters in number, order and type, and what the kernel does with them is sound:

@@ -57,6 +57,7 @@ mod gpu;
 mod launch;
 pub mod memory;
 mod parts;
+mod signature;
 mod stream;
 mod sweep;
 
@@ -75,7 +76,7 @@ pub use gpu::{DevicePtr, GpuBackend, GraphHandle, KernelHandle};
 pub use launch::{KernelFault, KernelLaunch};
 pub use memory::{
     Copy2d, CopyOutOfBounds, End, FreeError, Holder, MemoryInfo, OutOfMemory, PinnedBuffer, PinnedPtr, Side,
-    Verdict,
+    Uploader, Verdict,
 };
 pub use metrale_driver_sys::{CUtensorMap, DriverApi, DriverError, DriverFn};
 pub use metrale_ledger::{AllocKind, AllocRecord, ByteSize, ForgetError, LedgerProbe, ScopeGuard, Snapshot};

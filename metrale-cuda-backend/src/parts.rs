@@ -15,7 +15,6 @@ mod software {
 
     impl BackendBuilder {
         /// Works on a driver in software with the given profile, made for this backend alone. Feature `sim`.
-        #[must_use]
         pub fn software(self, profile: Profile) -> Self {
             self.driver(Arc::new(SimDriver::new(profile)))
         }

@@ -53,6 +53,13 @@ impl Swept {
         ByteSize(sum)
     }
 
+    fn counted(&self, kind: &str) -> String {
+        match self.records.len() {
+            1 => format!("1 {kind} allocation"),
+            n => format!("{n} {kind} allocations"),
+        }
+    }
+
     /// Frees everything, once each. What fails is logged and the rest still freed, until the context turns out to be
     /// lost: then nothing more can be freed, and one line says so.
     fn free(&self, free: impl Fn(u64) -> Result<(), DriverError>) {
@@ -65,7 +72,7 @@ impl Swept {
             if is_sticky(error.status) {
                 let left = self.records.len() - index;
                 tracing::error!(
-                    "{left} of {} allocations cannot be freed, for the context is lost: {error}; the device gets them \
+                    "{left} of {} allocations cannot be freed, for the context is lost: {error}; their memory comes \
                      back when the process ends",
                     self.records.len()
                 );
@@ -95,7 +102,8 @@ impl MetraleCudaBackend {
         let count = swept.records.len();
         if count > 0 {
             tracing::warn!(
-                "{count} device allocations ({}) were never released and are freed now: {causes}. Largest call sites: {}",
+                "{} ({}) never released, and freed now: {causes}. Largest call sites: {}",
+                swept.counted("device"),
                 swept.bytes(),
                 LargestSites(&swept.records)
             );
@@ -111,9 +119,9 @@ impl MetraleCudaBackend {
             return;
         }
         tracing::warn!(
-            "{} {kind} allocations ({}) were left when their backend was dropped, and are freed now; their owner should \
-             have freed them before. Largest call sites: {}",
-            swept.records.len(),
+            "{} ({}) left when the backend was dropped, and freed now: their owner should have freed them before. Largest \
+             call sites: {}",
+            swept.counted(kind.name()),
             swept.bytes(),
             LargestSites(&swept.records)
         );

@@ -34,6 +34,9 @@ const NOT_ON_SCALE: &str = "cuStreamIsCapturing";
 ///
 /// Instances share nothing, so tests with one each run in parallel. Cloning gives another handle on the same instance.
 ///
+/// A kernel's function must not use the driver that runs it: driver calls answer 800 there, and the methods of this type
+/// panic, which the launch reports as 719.
+///
 /// ```
 /// use metrale_driver_sim::{Profile, SimDriver, driver_sys::DriverApi};
 ///

@@ -12,7 +12,7 @@ use metrale_driver_sys::{CUcontext, CUdevice, DriverApi, DriverError, DriverFn, 
 /// asked for (`cargo xtask gpu-test` runs every ignored test whose path ends in `::device`, each in a process of its
 /// own). The body is given `driver: Arc<dyn DriverApi>`. To prepare the software driver, by registering kernels or with
 /// another profile, give it as `name(driver; sim: expression) { body }`, where the expression is a
-/// [`SimDriver`](crate::SimDriver). The device test panics where no driver is installed, and says what was tried.
+/// [`SimDriver`](crate::SimDriver) or an adaptor on one. The device test panics where no driver is installed, and says what was tried.
 ///
 /// ```
 /// use metrale_driver_sim::{ContextGuard, on_both_drivers};
@@ -38,9 +38,19 @@ macro_rules! on_both_drivers {
 
             fn body($driver: ::std::sync::Arc<dyn $crate::driver_sys::DriverApi>) $body
 
+            /// Apart from the tests, so that the expression sees the file's names and not theirs.
+            mod prepared {
+                #[allow(unused_imports, reason = "a driver may need nothing of the file")]
+                use super::super::*;
+
+                pub(super) fn driver() -> impl $crate::driver_sys::DriverApi + 'static {
+                    $crate::__sim_or_default!($($sim)?)
+                }
+            }
+
             #[test]
             fn sim() {
-                body(::std::sync::Arc::new($crate::__sim_or_default!($($sim)?)));
+                body(::std::sync::Arc::new(prepared::driver()));
             }
 
             #[test]
@@ -76,7 +86,8 @@ pub fn system_driver() -> Arc<dyn DriverApi> {
     }
 }
 
-/// The primary context of a device, initialized, retained and current on this thread; released when dropped.
+/// The primary context of a device, initialized, retained and current on this thread. Dropping it releases the reference
+/// and, where this context is the current one, leaves the thread without.
 ///
 /// Work that is to go on in other threads needs [`enter`](Self::enter) there.
 pub struct ContextGuard {
@@ -139,8 +150,14 @@ impl ContextGuard {
 
 impl Drop for ContextGuard {
     fn drop(&mut self) {
-        // SAFETY: no pointer is passed. The status does not matter: a test that lost its context ends here anyway.
-        let _ = unsafe { self.driver.cuCtxSetCurrent(0) };
+        // The statuses do not matter: a test that lost its context ends here anyway.
+        let mut current = 0;
+        // SAFETY: the result pointer is a local.
+        let _ = unsafe { self.driver.cuCtxGetCurrent(&mut current) };
+        if current == self.context {
+            // SAFETY: no pointer is passed.
+            let _ = unsafe { self.driver.cuCtxSetCurrent(0) };
+        }
         // SAFETY: as above.
         let _ = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.device) };
     }

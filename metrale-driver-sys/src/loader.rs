@@ -40,7 +40,10 @@ impl fmt::Display for LoadError {
                 write!(f, "no CUDA driver found; tried")?;
                 for (index, (path, reason)) in tried.iter().enumerate() {
                     let separator = if index == 0 { "" } else { ";" };
-                    write!(f, "{separator} {} ({reason})", path.display())?;
+                    let path = path.display().to_string();
+                    // The linker's words begin with the path it was given.
+                    let reason = reason.strip_prefix(&path).unwrap_or(reason).trim_start_matches(": ");
+                    write!(f, "{separator} {path} ({reason})")?;
                 }
                 write!(
                     f,
@@ -109,7 +112,16 @@ impl FnTable {
 fn open(name: &OsStr) -> Result<libloading::Library, String> {
     // SAFETY: opening runs the library's initializers; the names are those of the CUDA driver, or a file for which the
     // caller of `load_from` promised the same.
-    unsafe { libloading::Library::new(name) }.map_err(|error| error.to_string())
+    unsafe { libloading::Library::new(name) }.map_err(|error| linkers_reason(&error))
+}
+
+/// The dynamic linker's own words, which stand behind the loader crate's.
+fn linkers_reason(error: &dyn core::error::Error) -> String {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
 }
 
 /// Fills a table from an open library.
@@ -169,10 +181,11 @@ mod tests {
 
     #[test]
     fn a_missing_library_lists_every_path_and_says_what_to_install() {
-        let tried = SEARCH_ORDER.iter().map(|path| (PathBuf::from(path), "cannot open".to_owned())).collect();
+        let tried =
+            SEARCH_ORDER.iter().map(|path| (PathBuf::from(path), format!("{path}: cannot open"))).collect();
         let text = LoadError::NotFound { tried }.to_string();
         for path in SEARCH_ORDER {
-            assert!(text.contains(path), "{text}");
+            assert!(text.contains(&format!(" {path} (cannot open)")), "{text}");
         }
         assert!(text.contains("Install the NVIDIA driver"), "{text}");
         assert_eq!(SEARCH_ORDER[0], "libcuda.so.1", "the driver's own name comes before a possible stub");
@@ -196,7 +209,11 @@ mod tests {
         let LoadError::NotFound { tried } = error else { panic!("{error}") };
         assert_eq!(tried.len(), 1);
         assert_eq!(tried[0].0, Path::new("/nonexistent/libcuda.so.1"));
-        assert!(!tried[0].1.is_empty());
+        assert!(
+            tried[0].1.contains("/nonexistent/libcuda.so.1"),
+            "the linker names the file: {}",
+            tried[0].1
+        );
     }
 
     #[test]

@@ -69,7 +69,7 @@ for_each_driver_function!(table);
 /// A driver reached through function pointers.
 ///
 /// Made by [`load`](Self::load) (finds the installed driver), [`load_from`](Self::load_from) (a file you name),
-/// [`from_resolver`](Self::from_resolver) (any lookup) or, with feature `link`, [`linked`](Self::linked).
+/// [`from_resolver`](Self::from_resolver) (any lookup) or, with feature `link`, `linked`.
 pub struct FnTable {
     pointers: Pointers,
     source: String,

@@ -288,6 +288,9 @@ fn threads_and_shared_memory() {
     assert_eq!(ptx.entry("k").unwrap().max_threads, Some([128, 1, 1]));
     assert_eq!(ptx.entry("r").unwrap().required_threads, Some([128, 1, 1]));
     assert_eq!(read("real/r10_isa92_handwritten_sm100a").functions[0].static_shared_bytes, 131_200);
+    // A line number in front of the declaration does not hide it.
+    let text = ".version 8.0\n.target sm_90\n.entry k() {\n.loc 1 1 0\n.shared .align 4 .b8 s[12];\n$L: .loc 1 2 3, function_name $L, inlined_at 1 1 0\n.shared .u32 t;\nret; }\n";
+    assert_eq!(Ptx::read(text.as_bytes()).functions[0].static_shared_bytes, 16);
     // A module-level array counts for the kernels that use it, also through a function; sizes as ptxas reports them.
     let text = ".version 8.0\n.target sm_90\n.shared .align 4 .b8 a[6];\n.shared .align 8 .b8 b[100];\n\
         .extern .shared .align 16 .b8 dynamic[];\n\

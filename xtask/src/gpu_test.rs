@@ -106,22 +106,27 @@ impl Built {
                 features.push(format!("{}/{feature}", package.name));
             }
         }
-        let command = |arguments: &[&str]| {
-            let mut command = cargo(arguments);
-            command.args(["--workspace", "--message-format=json-render-diagnostics", "--profile", profile]);
-            if !features.is_empty() {
-                command.args(["--features", &features.join(",")]);
-            }
-            if let Some(strip) = strip {
-                let profile = profile.to_uppercase().replace('-', "_");
-                command.env(format!("CARGO_PROFILE_{profile}_STRIP"), strip);
-            }
-            command
-        };
+        let mut command = cargo(["test", "--no-run", "--workspace", "--profile", profile]);
+        command.arg("--message-format=json-render-diagnostics");
+        if !features.is_empty() {
+            command.args(["--features", &features.join(",")]);
+        }
+        if let Some(strip) = strip {
+            let profile = profile.to_uppercase().replace('-', "_");
+            command.env(format!("CARGO_PROFILE_{profile}_STRIP"), strip);
+        }
 
         let mut programs = Vec::new();
-        for artifact in artifacts(&mut command(&["test", "--no-run"]))? {
-            let Some(path) = artifact.executable.as_ref().filter(|_| artifact.profile.test) else { continue };
+        // Built along with the tests of the command line, which run it.
+        let mut metrale = None;
+        for artifact in artifacts(&mut command)? {
+            let Some(path) = artifact.executable.clone() else { continue };
+            if !artifact.profile.test {
+                if artifact.target.is_bin() && artifact.target.name == "metrale" {
+                    metrale = Some(path);
+                }
+                continue;
+            }
             let package = metadata.packages.iter().find(|package| package.id == artifact.package_id);
             let package = package.with_context(|| format!("cargo built {path} of an unknown package"))?;
             let tests = device_tests(path.as_std_path())?;
@@ -132,10 +137,6 @@ impl Built {
         }
         programs.sort_by(|a, b| a.name.cmp(&b.name));
 
-        let built = artifacts(&mut command(&["build", "--bin", "metrale"]))?;
-        let metrale =
-            built.iter().find(|artifact| artifact.target.name == "metrale" && artifact.target.is_bin());
-        let metrale = metrale.and_then(|artifact| artifact.executable.clone());
         Ok(Self {
             programs,
             metrale: metrale.context("cargo built no program named `metrale`")?.into(),

@@ -30,7 +30,6 @@ pub struct FreeError {
     /// The line that called it.
     pub site: &'static Location<'static>,
     /// What is wrong, with the sites of the allocation and, for a double free, of the first free.
-    #[source]
     pub cause: ForgetError,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Fills.
+//! Fills: device memory set to a byte or to a 32-bit word.
 
 use anyhow::Result;
 use metrale_telemetry::{LaunchArg, LaunchKind};

@@ -37,8 +37,10 @@ pub enum Verdict {
     FreeOurs {
         /// Bytes that are missing.
         missing_bytes: u64,
-        /// How many of the largest call sites hold as much together; `None` where only pages and arenas make it up.
+        /// How many of the largest call sites hold as much together; `None` where only slack and arenas make it up.
         sites: Option<usize>,
+        /// The same for scopes; `None` too where most has no scope.
+        scopes: Option<usize>,
     },
     /// So much must be freed, and this backend does not hold that much: contexts, modules, libraries, other processes.
     FreeOthers {
@@ -132,11 +134,10 @@ impl Request {
             .into_iter()
             .map(|row| Holder { name: row.site.to_string(), bytes: row.bytes, count: row.count })
             .collect();
-        let scopes = snapshot
+        let scopes: Vec<_> = snapshot
             .by_scope()
             .into_iter()
             .filter_map(|row| Some(Holder { name: row.label?, bytes: row.bytes, count: row.count }))
-            .take(ROWS)
             .collect();
         let held = totals.resident_bytes.saturating_add(totals.arena_resident_bytes);
         OutOfMemory {
@@ -152,9 +153,9 @@ impl Request {
             slack_bytes: totals.slack_bytes,
             arena_resident_bytes: totals.arena_resident_bytes,
             pinned_bytes: totals.pinned_bytes,
-            verdict: verdict(self.kind, self.bytes, self.free_bytes, total_bytes, held, &sites),
+            verdict: verdict(self.kind, self.bytes, self.free_bytes, total_bytes, held, &sites, &scopes),
             largest_sites: sites.into_iter().take(ROWS).collect(),
-            largest_scopes: scopes,
+            largest_scopes: scopes.into_iter().take(ROWS).collect(),
             driver: self.driver,
         }
     }
@@ -168,6 +169,7 @@ fn verdict(
     total: u64,
     held: u64,
     sites: &[Holder],
+    scopes: &[Holder],
 ) -> Verdict {
     if kind == AllocKind::Pinned {
         return Verdict::Host;
@@ -185,12 +187,21 @@ fn verdict(
     if missing_bytes > held {
         return Verdict::FreeOthers { missing_bytes, beyond_ours_bytes: missing_bytes - held };
     }
+    Verdict::FreeOurs {
+        missing_bytes,
+        sites: how_many(sites, missing_bytes),
+        scopes: how_many(scopes, missing_bytes),
+    }
+}
+
+/// How many of the holders, largest first, hold `bytes` together.
+fn how_many(holders: &[Holder], bytes: u64) -> Option<usize> {
     let mut sum = 0_u64;
-    let enough = sites.iter().position(|site| {
-        sum = sum.saturating_add(site.bytes);
-        sum >= missing_bytes
+    let last = holders.iter().position(|holder| {
+        sum = sum.saturating_add(holder.bytes);
+        sum >= bytes
     });
-    Verdict::FreeOurs { missing_bytes, sites: enough.map(|index| index + 1) }
+    last.map(|index| index + 1)
 }
 
 impl fmt::Display for OutOfMemory {
@@ -244,13 +255,19 @@ impl fmt::Display for Verdict {
                 "it never will, for it is {} more than the whole device: split it, or use a smaller or quantized model",
                 ByteSize(excess_bytes)
             ),
-            Self::FreeOurs { missing_bytes, sites } => {
-                write!(f, "{} must go", ByteSize(missing_bytes))?;
-                match sites {
-                    Some(1) => f.write_str("; the largest call site alone holds as much"),
-                    Some(n) => write!(f, "; the {n} largest call sites together hold as much"),
-                    None => f.write_str("; all call sites, with the slack and arenas around them, hold as much"),
+            Self::FreeOurs { missing_bytes, sites, scopes } => {
+                write!(f, "{} must go; ", ByteSize(missing_bytes))?;
+                match (sites, scopes) {
+                    (None, None) => {
+                        return f.write_str("all call sites, with the slack and arenas around them, hold as much");
+                    }
+                    (Some(sites), None) => write!(f, "{}", Largest(sites, "call site"))?,
+                    (None, Some(scopes)) => write!(f, "{}", Largest(scopes, "scope"))?,
+                    (Some(sites), Some(scopes)) => {
+                        write!(f, "{}, or {}", Largest(sites, "call site"), Largest(scopes, "scope"))?;
+                    }
                 }
+                f.write_str(" would do")
             }
             Self::FreeOthers { missing_bytes, beyond_ours_bytes } => write!(
                 f,
@@ -272,11 +289,20 @@ impl fmt::Display for Verdict {
     }
 }
 
-impl core::error::Error for OutOfMemory {
-    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
-        self.driver.as_ref().map(|driver| driver as _)
+/// `the largest scope`, `the 3 largest scopes`.
+struct Largest(usize, &'static str);
+
+impl fmt::Display for Largest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self(1, noun) => write!(f, "the largest {noun}"),
+            Self(n, noun) => write!(f, "the {n} largest {noun}s"),
+        }
     }
 }
+
+/// The driver's answer stands in the text; as a source it would be said twice.
+impl core::error::Error for OutOfMemory {}
 
 #[cfg(test)]
 mod tests {
@@ -290,14 +316,14 @@ mod tests {
     }
 
     fn device(bytes: u64, free: u64, held: u64, holders: &[u64]) -> Verdict {
-        verdict(AllocKind::Device, bytes, Some(free), 1000 * MIB, held, &sites(holders))
+        verdict(AllocKind::Device, bytes, Some(free), 1000 * MIB, held, &sites(holders), &[])
     }
 
     #[test]
     fn the_verdict_follows_from_the_numbers() {
         assert_eq!(device(1001 * MIB, 900 * MIB, 0, &[]), Verdict::AboveTotal { excess_bytes: MIB });
         // 100 MiB + 1 byte takes 102 MiB of pages.
-        let ours = |missing, sites| Verdict::FreeOurs { missing_bytes: missing * MIB, sites };
+        let ours = |missing, sites| Verdict::FreeOurs { missing_bytes: missing * MIB, sites, scopes: None };
         assert_eq!(device(100 * MIB + 1, 90 * MIB, 500 * MIB, &[300, 200]), ours(12, Some(1)));
         assert_eq!(device(400 * MIB, 0, 500 * MIB, &[300, 200]), ours(400, Some(2)));
         // Pages hold more than was asked for.
@@ -309,16 +335,37 @@ mod tests {
         assert_eq!(device(4096, 2 * MIB, 0, &[]), Verdict::EnoughIsFree);
         assert_eq!(
             device(4096, 2 * MIB - 1, 2 * MIB, &[1]),
-            Verdict::FreeOurs { missing_bytes: 1, sites: Some(1) }
+            Verdict::FreeOurs { missing_bytes: 1, sites: Some(1), scopes: None }
         );
-        assert_eq!(verdict(AllocKind::Device, 1, None, 2, 0, &[]), Verdict::Unknown);
-        assert_eq!(verdict(AllocKind::Pinned, 1, Some(0), 2, 0, &[]), Verdict::Host);
+        assert_eq!(verdict(AllocKind::Device, 1, None, 2, 0, &[], &[]), Verdict::Unknown);
+        assert_eq!(verdict(AllocKind::Pinned, 1, Some(0), 2, 0, &[], &[]), Verdict::Host);
+    }
+
+    #[test]
+    fn what_to_free_is_told_by_call_site_and_by_scope() {
+        let text = |sites, scopes| Verdict::FreeOurs { missing_bytes: 3 * MIB, sites, scopes }.to_string();
+        assert_eq!(
+            text(Some(1), Some(2)),
+            "3.00 MiB must go; the largest call site, or the 2 largest scopes would do"
+        );
+        assert_eq!(text(Some(2), None), "3.00 MiB must go; the 2 largest call sites would do");
+        assert!(text(None, None).contains("slack and arenas"));
+        let given = verdict(
+            AllocKind::Device,
+            4 * MIB,
+            Some(0),
+            1000 * MIB,
+            9 * MIB,
+            &sites(&[7, 2]),
+            &sites(&[2, 2]),
+        );
+        assert_eq!(given, Verdict::FreeOurs { missing_bytes: 4 * MIB, sites: Some(1), scopes: Some(2) });
     }
 
     #[test]
     fn the_largest_request_does_not_wrap() {
         assert!(matches!(
-            verdict(AllocKind::Managed, u64::MAX, Some(1), 1000, 0, &[]),
+            verdict(AllocKind::Managed, u64::MAX, Some(1), 1000, 0, &[], &[]),
             Verdict::FreeOthers { missing_bytes, .. } if missing_bytes == u64::MAX - 1
         ));
     }

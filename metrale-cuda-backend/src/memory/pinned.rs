@@ -185,6 +185,8 @@ impl DerefMut for PinnedBuffer<'_> {
 
 impl Drop for PinnedBuffer<'_> {
     fn drop(&mut self) {
+        // Whichever thread drops it; where the context cannot be had, the free says so itself.
+        let _current = self.backend.enter();
         if let Err(error) = self.backend.free_pinned(self.pinned) {
             tracing::error!(
                 "{} of {} bytes stays until its backend goes: {error:#}",

@@ -148,6 +148,8 @@ impl<'backend> Uploader<'backend> {
 
 impl Drop for Uploader<'_> {
     fn drop(&mut self) {
+        // Whichever thread drops it; where the context cannot be had, the calls below say so themselves.
+        let _current = self.backend.enter();
         // Waited for first: the device may be reading the buffers.
         let mut outcome = self.finish().map(drop);
         for slot in &self.slots {

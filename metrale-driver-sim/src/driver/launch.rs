@@ -56,10 +56,8 @@ impl Face {
 
 /// Room for all parameters at their declared offsets.
 fn empty(declared: &[Parameter]) -> Parameters {
-    let ranges: Vec<_> = declared
-        .iter()
-        .map(|parameter| parameter.offset as usize..parameter.offset as usize + parameter.bytes as usize)
-        .collect();
+    let ranges: Vec<_> =
+        declared.iter().map(|parameter| parameter.offset..parameter.offset + parameter.bytes).collect();
     let bytes = ranges.iter().map(|range| range.end).max().unwrap_or(0);
     Parameters { buffer: vec![0; bytes], ranges }
 }

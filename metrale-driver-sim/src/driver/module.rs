@@ -6,9 +6,9 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 
 use metrale_driver_sys::{
     CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, CU_JIT_INFO_LOG_BUFFER,
-    CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, CUdeviceptr, CUfunction, CUfunction_attribute, CUjit_option, CUmodule,
-    CUresult, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
-    CUtensorMapL2promotion, CUtensorMapSwizzle,
+    CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUfunction,
+    CUfunction_attribute, CUjit_option, CUmodule, CUresult, CUtensorMap, CUtensorMapDataType,
+    CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle,
 };
 
 use super::Face;
@@ -141,22 +141,47 @@ impl Face {
         l2Promotion: CUtensorMapL2promotion,
         oobFill: CUtensorMapFloatOOBfill,
     ) -> CUresult {
-        let _ = (
-            tensorMap,
-            tensorDataType,
-            tensorRank,
-            globalAddress,
-            globalDim,
-            globalStrides,
-            boxDim,
-            elementStrides,
-            interleave,
-            swizzle,
-            l2Promotion,
-            oobFill,
-        );
-        801
+        // A function of its arguments: no context is asked for, and no capture minds.
+        self.call(|_| {
+            // SAFETY: the trait's promise for result pointers.
+            let out = unsafe { Out::new(tensorMap) }?;
+            let rank = tensorRank as usize;
+            if !(1..=tensor_map::MAX_RANK).contains(&rank) {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+            // SAFETY: the trait's promise: the array has an element for each dimension.
+            let dims = unsafe { values(globalDim, rank) }?;
+            // SAFETY: as above, less the innermost.
+            let strides_bytes = unsafe { values(globalStrides, rank - 1) }?;
+            // SAFETY: as for the dimensions.
+            let box_dims = unsafe { values(boxDim, rank) }?;
+            // SAFETY: as for the dimensions.
+            let element_strides = unsafe { values(elementStrides, rank) }?;
+            let map = tensor_map::encode(&tensor_map::Arguments {
+                data_type: tensorDataType,
+                address: globalAddress.addr() as u64,
+                dims: &dims,
+                strides_bytes: &strides_bytes,
+                box_dims: &box_dims,
+                element_strides: &element_strides,
+                interleave,
+                swizzle,
+                l2_promotion: l2Promotion,
+                oob_fill: oobFill,
+            })?;
+            out.put(map);
+            Ok(())
+        })
     }
+}
+
+/// Reads an array; none is needed for no elements.
+///
+/// # Safety
+/// A pointer that is neither null nor one of this driver's own numbers has `count` elements.
+unsafe fn values<T: Copy>(pointer: *const T, count: usize) -> Result<Vec<T>, CUresult> {
+    // SAFETY: the caller's promise, element by element.
+    (0..count).map(|at| unsafe { get(pointer.wrapping_add(at)) }).collect()
 }
 
 /// Bounds an image by its own format and loads it.
@@ -164,6 +189,10 @@ impl Face {
 /// # Safety
 /// The trait's promise for images.
 unsafe fn load(model: &mut Model, image: *const c_void) -> Result<CUmodule, Refusal> {
+    if readable(image.cast::<u8>(), 1).is_err() {
+        let log = "the image's address is no host address".to_owned();
+        return Err(Refusal { status: CUDA_ERROR_INVALID_VALUE, log });
+    }
     // SAFETY: the caller's promise.
     let bytes = unsafe { module::image_bytes(image) }?;
     model.module_load(bytes)

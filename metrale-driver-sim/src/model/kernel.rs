@@ -296,10 +296,8 @@ impl<'a> KernelLaunch<'a> {
         self.aligned::<T>(address)?;
         let bytes = count.saturating_mul(T::BYTES);
         // Checked before the buffer is made: a wild count must not take the host's memory.
-        if count > 0 && self.memory.covers(address, bytes as u64).is_none() && self.access == Access::Strict {
-            let mut first = [0];
-            self.read(address, &mut first)?;
-            return Err(self.note(KernelFault::IllegalAddress { address, bytes: bytes as u64 }));
+        if let Err(stray) = self.memory.check(address, bytes as u64, self.access) {
+            return Err(self.note(stray.into()));
         }
         let mut buffer = vec![0; bytes];
         self.read(address, &mut buffer)?;

@@ -13,7 +13,7 @@
 //! | pinned host memory | nothing |
 //! | managed memory | nothing until the device touches it: then whole pages, and once per context 120 MiB that stay |
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use metrale_driver_sys::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUresult};
 use metrale_ledger::placement::{ChunkId, Placement, PlacementId};
@@ -114,12 +114,17 @@ impl Account {
     }
 }
 
+/// Freed ranges that are remembered for replays.
+const MAX_FREED: usize = 1 << 16;
+/// Freed ranges that are looked at for one access: an earlier one may reach over the nearest.
+const FREED_SEARCH: usize = 64;
+
 /// How an access to memory is judged.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     /// Work enqueued now: what lies outside is a fault.
     Strict,
-    /// Replay of a graph: memory freed since the capture is touched without a word, as on hardware.
+    /// Replay of a graph: memory that was freed before is touched without a fault, as on hardware.
     Replay,
 }
 
@@ -150,6 +155,11 @@ pub(crate) struct Memory {
     mapped: BTreeMap<u64, u64>,
     store: Store,
     next_serial: u64,
+    /// Bytes of freed allocations by address, and their order.
+    freed: BTreeMap<u64, u64>,
+    freed_order: VecDeque<u64>,
+    /// The last access of a replay to freed memory.
+    freed_touch: Option<Stray>,
 }
 
 impl Memory {
@@ -163,6 +173,9 @@ impl Memory {
             mapped: BTreeMap::new(),
             store: Store::new(profiles.first().map_or(0xFF, |profile| profile.fresh_byte)),
             next_serial: 0,
+            freed: BTreeMap::new(),
+            freed_order: VecDeque::new(),
+            freed_touch: None,
         }
     }
 
@@ -207,14 +220,15 @@ impl Memory {
 
     /// `cuMemFree`: 1 for what is not the base of a device or managed allocation.
     pub(crate) fn free(&mut self, address: u64) -> Result<(), CUresult> {
-        let Some(Allocation { device, kind, .. }) = self.allocations.get(&address) else {
+        let Some(Allocation { device, kind, bytes, .. }) = self.allocations.get(&address) else {
             return Err(CUDA_ERROR_INVALID_VALUE);
         };
-        let device = *device;
+        let (device, bytes) = (*device, *bytes);
         match *kind {
             AllocationKind::Device(id) => {
                 self.allocations.remove(&address);
                 self.unplace(device, Pool::Allocations, id);
+                self.remember_freed(address, bytes);
             }
             AllocationKind::Managed { resident_bytes } => {
                 self.allocations.remove(&address);
@@ -336,6 +350,11 @@ impl Memory {
         self.allocations.iter().map(|(&base, allocation)| (base, allocation))
     }
 
+    /// Whether an access would be accepted.
+    pub(crate) fn check(&mut self, address: u64, len: u64, access: Access) -> Result<(), Stray> {
+        self.target(address, len, access).map(drop)
+    }
+
     /// Reads memory that the device reaches, in pieces that may each lie elsewhere in one allocation.
     pub(crate) fn read(&mut self, address: u64, out: &mut [u8], access: Access) -> Result<(), Stray> {
         match self.target(address, out.len() as u64, access)? {
@@ -396,11 +415,42 @@ impl Memory {
             let inside = address - base;
             inside < bytes && len <= bytes - inside
         });
-        match (access, bounds) {
-            (Access::Replay, _) | (_, KernelBounds::Page) if in_page => Ok(Target::Device),
-            (Access::Replay, _) => Ok(Target::Nowhere),
-            _ => Err(Stray { address, bytes: len }),
+        let stray = Stray { address, bytes: len };
+        if bounds == KernelBounds::Page && in_page {
+            return Ok(Target::Device);
         }
+        if access == Access::Replay && self.was_freed(address, len) {
+            self.freed_touch = Some(stray);
+            return Ok(if in_page { Target::Device } else { Target::Nowhere });
+        }
+        Err(stray)
+    }
+
+    /// What a replay touched of freed memory since this was asked last.
+    pub(crate) fn take_freed_touch(&mut self) -> Option<Stray> {
+        self.freed_touch.take()
+    }
+
+    fn remember_freed(&mut self, address: u64, bytes: u64) {
+        match self.freed.get_mut(&address) {
+            Some(known) => *known = bytes.max(*known),
+            None => {
+                if self.freed_order.len() == MAX_FREED
+                    && let Some(oldest) = self.freed_order.pop_front()
+                {
+                    self.freed.remove(&oldest);
+                }
+                self.freed.insert(address, bytes);
+                self.freed_order.push_back(address);
+            }
+        }
+    }
+
+    fn was_freed(&self, address: u64, len: u64) -> bool {
+        self.freed.range(..=address).rev().take(FREED_SEARCH).any(|(&base, &bytes)| {
+            let inside = address - base;
+            inside < bytes && len <= bytes - inside
+        })
     }
 
     fn touch_managed(&mut self, address: u64) {
@@ -571,6 +621,10 @@ mod tests {
         memory.free(keep).unwrap();
         assert_eq!((memory.read(gone, &mut seen, Access::Replay), seen), (Ok(()), [0xFF; 3]));
         assert_eq!(memory.write(gone, &seen, Access::Replay), Ok(()));
+        assert_eq!(memory.take_freed_touch(), Some(stray));
+        // What was never anybody's is a fault in a replay too.
+        assert!(memory.write(0x1000, &seen, Access::Replay).is_err());
+        assert!(memory.write(gone + 510, &seen, Access::Replay).is_err());
         assert_eq!(memory.backing_bytes(), 0);
     }
 }

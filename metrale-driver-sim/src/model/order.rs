@@ -3,7 +3,7 @@
 
 use metrale_driver_sys::{
     CU_STREAM_NON_BLOCKING, CUDA_ERROR_CAPTURED_EVENT, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
-    CUDA_ERROR_NOT_READY, CUresult,
+    CUDA_ERROR_NOT_READY, CUDA_ERROR_NOT_SUPPORTED, CUresult,
 };
 
 use super::Model;
@@ -15,6 +15,8 @@ use crate::thread;
 
 /// `CU_STREAM_LEGACY`, the same stream as 0.
 const LEGACY: u64 = 1;
+/// `CU_EVENT_WAIT_EXTERNAL`: in a capture, the event stays outside the graph.
+const EXTERNAL: u32 = 1;
 /// `CU_STREAM_PER_THREAD`
 const PER_THREAD: u64 = 2;
 
@@ -171,9 +173,12 @@ impl Model {
             EventState::Recorded { point, .. } => Some(Ok(*point)),
             EventState::Captured { capture, tips } => Some(Err((*capture, tips.clone()))),
         };
-        // Default, and external: the latter concerns captures of waits that this driver does not record.
-        if flags > 1 {
+        if flags > EXTERNAL {
             return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if flags == EXTERNAL && self.route(stream)?.is_some() {
+            self.diagnose("waits of a graph for external events are not modelled".to_owned());
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
         }
         match state {
             Some(Err((capture, tips))) => self.capture_join(stream, capture, &tips),

@@ -153,6 +153,11 @@ impl Model {
                 for node in &body.nodes {
                     self.execute(device, &node.work, Access::Replay);
                 }
+                if let Some(Stray { address, bytes }) = self.memory.take_freed_touch() {
+                    self.diagnose(format!(
+                        "a graph replay touched {bytes} bytes at {address:#x}, which were freed after its capture"
+                    ));
+                }
                 Ok(())
             }
         };

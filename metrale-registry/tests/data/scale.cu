@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Real kernels for the tests. scale.ptx is made of this file with clang 14:
-//   clang -x cuda --cuda-device-only --cuda-gpu-arch=sm_70 -nocudainc -nocudalib -O2 -S scale.cu -o scale.ptx
+// Real kernels for the tests. `cargo xtask ptx` makes scale.ptx of this file with clang 14.
 #define __global__ __attribute__((global))
 #define __device__ __attribute__((device))
 #define __shared__ __attribute__((shared))

@@ -102,7 +102,7 @@ fn header(path: &str, text: &str, found: &mut Vec<String>) {
         found.push(format!("{path}:1: does not open with `{comment} {LICENCE}`"));
     }
     let purpose = if extension == "rs" { "//! " } else { comment };
-    if !lines.next().is_some_and(|line| line.starts_with(purpose) && line.len() > purpose.len() + 8) {
+    if !lines.next().is_some_and(|line| line.starts_with(purpose) && line.len() > purpose.len() + 4) {
         found.push(format!("{path}:2: no line `{} ...` that says what the file is for", purpose.trim_end()));
     }
 }

@@ -331,6 +331,11 @@ impl<'a> Reader<'a> {
                         return;
                     }
                 }
+                // The one directive in a body that no semicolon ends.
+                (TokenKind::Directive, b".loc") if at_statement => {
+                    self.cursor.skip_line(token.line);
+                    continue;
+                }
                 (TokenKind::Directive, b".shared") if at_statement => {
                     read_variables(&mut self.cursor, StateSpace::Shared, Linkage::Internal, |_, variable| {
                         body.shared.push((variable.bytes, variable.align));

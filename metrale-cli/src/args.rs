@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::driver_choice::DriverChoice;
+
+/// What memory a model takes on a CUDA device, byte by byte, with or without a GPU.
+#[derive(Debug, Parser)]
+#[command(name = "metrale", version, arg_required_else_help = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Load a model's weights onto a device and account for every byte.
+    Load(LoadArgs),
+    /// Say which driver and devices this machine has, and whether a GPU is usable (exit code 0) or not (1).
+    Doctor(DoctorArgs),
+}
+
+/// What `load` takes.
+#[derive(Debug, Args)]
+pub struct LoadArgs {
+    /// Safetensors files, or one sharded model's `model.safetensors.index.json`.
+    #[arg(value_name = "FILE", required_unless_present_any = ["model", "list_models"])]
+    pub files: Vec<PathBuf>,
+
+    /// A model of the built-in catalogue instead of files: shapes only, in bf16; nothing is copied.
+    #[arg(long, value_name = "NAME", conflicts_with = "files")]
+    pub model: Option<String>,
+
+    /// Print the names of the catalogue and end.
+    #[arg(long, conflicts_with_all = ["files", "model"])]
+    pub list_models: bool,
+
+    /// The driver and device to load on.
+    #[command(flatten)]
+    pub target: TargetArgs,
+
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
+
+    /// How many call sites, files and scopes the report lists at most.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub top: usize,
+
+    /// The smallest call site, in MiB, that the report lists by itself.
+    #[arg(long, value_name = "MIB", default_value_t = 0)]
+    pub min_mb: usize,
+
+    /// Copy N tensors back, spread over the model, and compare them with the file.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub verify: usize,
+
+    /// Size of each of the two pinned buffers the file is copied through, in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub buffer_mb: u32,
+}
+
+/// What `doctor` takes.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// The driver to examine: auto and system look at the installed one.
+    #[arg(long, value_name = "DRIVER", default_value = "auto")]
+    pub driver: DriverChoice,
+
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// On which device to work.
+#[derive(Debug, Args)]
+pub struct TargetArgs {
+    /// auto (the GPU, or the software H200 where there is none), system, or sim[:profile].
+    #[arg(long, value_name = "DRIVER", default_value = "auto")]
+    pub driver: DriverChoice,
+
+    /// The device's ordinal.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub device: usize,
+}

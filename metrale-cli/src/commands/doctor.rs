@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `metrale doctor`: which driver and devices there are, and whether one is usable.
+
+use std::sync::Arc;
+
+use metrale_driver_sys::{DriverApi, DriverFn, check};
+use metrale_registry::{CudaHost, DeviceFacts, VisibleDevices};
+
+use crate::args::DoctorArgs;
+use crate::driver_choice::DriverChoice;
+use crate::render::doctor::{DeviceReport, DoctorReport};
+use crate::{Console, Exit, answered};
+
+/// Runs the command.
+pub fn run(args: &DoctorArgs, console: &mut Console<'_>) -> Exit {
+    // A doctor never looks at the software device unless told to: it would find everything well.
+    let choice = match &args.driver {
+        DriverChoice::Auto => DriverChoice::System,
+        named => named.clone(),
+    };
+    let report = match choice.open() {
+        Ok(chosen) => examine(chosen.driver),
+        Err(error) => DoctorReport::without_driver(error.to_string()),
+    };
+    let printed = if args.json {
+        match serde_json::to_string_pretty(&report) {
+            Ok(json) => console.answer(json),
+            Err(error) => {
+                console.remark(error);
+                return Exit::Failed;
+            }
+        }
+    } else {
+        console.answer(&report)
+    };
+    if report.usable { answered(printed) } else { Exit::Failed }
+}
+
+/// Asks a driver for all it has, as far as it answers.
+fn examine(driver: Arc<dyn DriverApi>) -> DoctorReport {
+    let mut report = DoctorReport::of_driver(driver.source(), VisibleDevices::of_this_process().to_string());
+    report.lacking = DriverFn::ALL
+        .iter()
+        .filter(|&&function| !driver.provides(function))
+        .map(ToString::to_string)
+        .collect();
+    match DeviceFacts::all(&*driver) {
+        Ok(devices) if devices.is_empty() => {
+            report.problems.push("the driver starts, and shows this process no device".to_owned());
+        }
+        Ok(devices) => {
+            for facts in devices {
+                let device = DeviceReport::new(&facts, free_bytes(&driver, facts.ordinal));
+                report.usable |= device.problem.is_none();
+                report.devices.push(device);
+            }
+        }
+        Err(error) => report.problems.push(error.to_string()),
+    }
+    let mut version = 0;
+    // SAFETY: the result pointer is a local.
+    let status = unsafe { driver.cuDriverGetVersion(&mut version) };
+    report.cuda_version = check(DriverFn::cuDriverGetVersion, status)
+        .ok()
+        .map(|()| format!("{}.{}", version / 1000, version % 1000 / 10));
+    report
+}
+
+/// What a device has free, which takes a context: the proof that it can be used at all.
+fn free_bytes(driver: &Arc<dyn DriverApi>, ordinal: usize) -> Result<u64, String> {
+    let host = CudaHost::acquire(Arc::clone(driver), ordinal).map_err(|error| error.to_string())?;
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: the result pointers are locals; the host has made its context current.
+    let status = unsafe { host.driver().cuMemGetInfo_v2(&mut free, &mut total) };
+    check(DriverFn::cuMemGetInfo_v2, status).map_err(|error| error.to_string())?;
+    Ok(free as u64)
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `metrale load`: a model's weights onto a device, tensor by tensor, and the account of every byte they took.
+
+use std::time::Instant;
+
+use anyhow::Context;
+use metrale_cuda_backend::{DevicePtr, MetraleCudaBackend, OutOfMemory, Uploader};
+use metrale_ledger::Snapshot;
+
+use crate::args::LoadArgs;
+use crate::model::{Catalogue, ModelInput, Shown, TensorSpec, scope_of};
+use crate::render::load::{LoadReport, Shortage};
+use crate::{Console, Exit, answered};
+
+/// Runs the command.
+pub fn run(args: &LoadArgs, console: &mut Console<'_>) -> Exit {
+    if args.list_models {
+        return list_models(console);
+    }
+    let input = match ModelInput::open(&args.files, args.model.as_deref()) {
+        Ok(input) => input,
+        Err(error) => {
+            console.remark(&error);
+            return Exit::BadInput;
+        }
+    };
+    for remark in input.remarks() {
+        console.remark(remark);
+    }
+    match load(args, &input, console) {
+        Ok(report) => {
+            let exit = report.exit();
+            let printed = if args.json {
+                match serde_json::to_string_pretty(&report) {
+                    Ok(json) => console.answer(json),
+                    Err(error) => {
+                        console.remark(error);
+                        return Exit::Failed;
+                    }
+                }
+            } else {
+                console.answer(&report)
+            };
+            if let Some(shortage) = &report.error {
+                console.remark(&shortage.message);
+            }
+            if exit == Exit::Done { answered(printed) } else { exit }
+        }
+        Err(error) => {
+            console.remark(format_args!("{error:#}"));
+            Exit::Failed
+        }
+    }
+}
+
+fn list_models(console: &mut Console<'_>) -> Exit {
+    match Catalogue::embedded() {
+        Ok(catalogue) => {
+            let names: Vec<_> = catalogue.names().map(str::to_owned).collect();
+            answered(console.answer(names.join("\n")))
+        }
+        Err(error) => {
+            console.remark(error);
+            Exit::Failed
+        }
+    }
+}
+
+/// Loads, measures, verifies, frees, sweeps.
+fn load(args: &LoadArgs, input: &ModelInput, console: &mut Console<'_>) -> anyhow::Result<LoadReport> {
+    let chosen = args.target.driver.clone().open()?;
+    if let Some(remark) = &chosen.remark {
+        console.remark(remark);
+    }
+    let source = chosen.driver.source();
+    let backend = MetraleCudaBackend::builder().driver(chosen.driver).ordinal(args.target.device).build()?;
+
+    // The pinned buffers come before the baseline: what they cost is not the model's.
+    let mut uploader = match input.files() {
+        [] => None,
+        _ => Some(Uploader::new(&backend, args.buffer_mb as usize * (1 << 20))?),
+    };
+    let baseline_free_bytes = backend.memory_info()?.free_bytes;
+
+    let start = Instant::now();
+    let mut held = Vec::with_capacity(input.tensors().len());
+    let filled = fill(&backend, input, uploader.as_mut(), &mut held, console);
+    let shortage = match filled {
+        Ok(()) => None,
+        Err(error) => match error.downcast_ref::<OutOfMemory>() {
+            Some(shortage) => Some(Shortage::new(shortage, format!("{error:#}"))),
+            None => {
+                // Nothing is left on the device, whatever went wrong.
+                drop(uploader);
+                give_back(&backend, &held)?;
+                return Err(error);
+            }
+        },
+    };
+    let bytes_copied = match &mut uploader {
+        Some(uploader) => uploader.finish()?,
+        None => 0,
+    };
+    let seconds = start.elapsed().as_secs_f64();
+
+    let moment = Moment::of(&backend, baseline_free_bytes)?;
+    let report = backend.alloc_report(args.top, args.min_mb);
+    let verified = if shortage.is_none() { verify(&backend, input, &held, args.verify)? } else { 0 };
+    drop(uploader);
+    let swept = give_back(&backend, &held)?;
+
+    Ok(LoadReport::new(input, &backend, source, args.target.device, moment, report)
+        .copied(bytes_copied, seconds)
+        .ended(verified, swept, shortage))
+}
+
+/// The figures while everything is loaded.
+pub(crate) struct Moment {
+    /// What the ledger holds.
+    pub(crate) snapshot: Snapshot,
+    /// Bytes by which the driver's free figure fell since before the first tensor; negative where it rose.
+    pub(crate) driver_used_bytes: i64,
+    /// The driver's free figure.
+    pub(crate) free_bytes: u64,
+    /// The device's memory.
+    pub(crate) total_bytes: u64,
+}
+
+impl Moment {
+    fn of(backend: &MetraleCudaBackend, baseline_free_bytes: u64) -> anyhow::Result<Self> {
+        let now = backend.memory_info()?;
+        Ok(Self {
+            snapshot: backend.ledger_probe().snapshot(),
+            driver_used_bytes: baseline_free_bytes as i64 - now.free_bytes as i64,
+            free_bytes: now.free_bytes,
+            total_bytes: now.total_bytes,
+        })
+    }
+}
+
+/// A tensor on the device.
+struct Held<'input> {
+    tensor: &'input TensorSpec,
+    at: DevicePtr,
+}
+
+/// Allocates every tensor that has bytes, in the input's order, and copies its data.
+fn fill<'input>(
+    backend: &MetraleCudaBackend,
+    input: &'input ModelInput,
+    mut uploader: Option<&mut Uploader<'_>>,
+    held: &mut Vec<Held<'input>>,
+    console: &Console<'_>,
+) -> anyhow::Result<()> {
+    let bar = console.byte_bar(input.total_bytes());
+    for tensor in input.tensors().iter().filter(|tensor| tensor.bytes > 0) {
+        let about = || format!("loading {} ({} bytes)", Shown(&tensor.name), tensor.bytes);
+        let bytes = usize::try_from(tensor.bytes).with_context(about)?;
+        let _scope = backend.scope(&scope_of(&tensor.name));
+        let at = backend.alloc(bytes).with_context(about)?;
+        held.push(Held { tensor, at });
+        if let (Some(uploader), Some(data)) = (uploader.as_deref_mut(), input.data(tensor)) {
+            uploader.upload(data, at).with_context(about)?;
+        }
+        bar.inc(tensor.bytes);
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// Copies `count` tensors back, spread evenly over those with data, and compares them with the file. Returns how many.
+fn verify(
+    backend: &MetraleCudaBackend,
+    input: &ModelInput,
+    held: &[Held<'_>],
+    count: usize,
+) -> anyhow::Result<usize> {
+    let with_data: Vec<_> =
+        held.iter().filter_map(|held| input.data(held.tensor).map(|data| (held, data))).collect();
+    let count = count.min(with_data.len());
+    for index in 0..count {
+        let (held, data) = with_data[index * (with_data.len() - 1) / count.saturating_sub(1).max(1)];
+        let mut back = vec![0; data.len()];
+        backend.copy_d2h(held.at, &mut back)?;
+        if let Some(first) = data.iter().zip(&back).position(|(file, device)| file != device) {
+            anyhow::bail!(
+                "{}: byte {first} is {:#04x} on the device and {:#04x} in the file; the copy or the file changed \
+                 meanwhile",
+                Shown(&held.tensor.name),
+                back[first],
+                data[first]
+            );
+        }
+    }
+    Ok(count)
+}
+
+/// Frees what was loaded; the sweep after it finds nothing, or the loader lost an owner. Returns what it found.
+fn give_back(backend: &MetraleCudaBackend, held: &[Held<'_>]) -> anyhow::Result<usize> {
+    for held in held {
+        backend.free(held.at)?;
+    }
+    backend.sweep_unreleased()
+}

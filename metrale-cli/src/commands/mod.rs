@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The commands, a file each.
+
+pub mod doctor;
+pub mod load;

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What `metrale load` answers.
+
+use std::fmt;
+
+use metrale_cuda_backend::{MetraleCudaBackend, OutOfMemory};
+use metrale_ledger::{ByteSize, LabelRow, SiteRow};
+use serde::Serialize;
+
+use crate::Exit;
+use crate::commands::load::Moment;
+use crate::model::{ModelInput, Shown};
+
+/// The account of a load. All `_bytes` are bytes; the figures are of the moment when everything was loaded (or, out of
+/// memory, when the last tensor that fitted was).
+#[derive(Debug, Serialize)]
+pub struct LoadReport {
+    /// The model: a path, a number of files, or the catalogue's name.
+    pub model: String,
+    /// Which driver: a library's path, or the software driver and its profile.
+    pub driver: String,
+    /// The device's name.
+    pub device: String,
+    /// The device's ordinal.
+    pub ordinal: usize,
+    /// Tensors of the model, those of no bytes among them.
+    pub tensors: usize,
+    /// Tensors of no bytes, which need no memory.
+    pub empty_tensors: usize,
+    /// Live allocations.
+    pub allocations: u64,
+    /// Their bytes, as asked for.
+    pub live_bytes: u64,
+    /// Bytes of the 2 MiB pages they touch.
+    pub resident_bytes: u64,
+    /// `resident_bytes` less `live_bytes`.
+    pub slack_bytes: u64,
+    /// The part of the slack in the chunks that small allocations share.
+    pub chunk_slack_bytes: u64,
+    /// Bytes by which the driver's free figure fell while loading.
+    pub driver_used_bytes: i64,
+    /// `driver_used_bytes` less `resident_bytes`: what the ledger cannot explain.
+    pub unexplained_bytes: i64,
+    /// The driver's free figure.
+    pub device_free_bytes: u64,
+    /// The device's memory.
+    pub device_total_bytes: u64,
+    /// Bytes copied from the files.
+    pub bytes_copied: u64,
+    /// Wall time of allocating and copying, in seconds.
+    pub seconds: f64,
+    /// Tensors copied back and found equal to the file.
+    pub verified_tensors: usize,
+    /// Allocations that a sweep found after everything was freed: 0.
+    pub swept_allocations: usize,
+    /// Who holds what, by call site, largest first.
+    pub sites: Vec<SiteLine>,
+    /// Who holds what, by scope, largest first.
+    pub scopes: Vec<ScopeLine>,
+    /// Why not everything is loaded; `null` where it is.
+    pub error: Option<Shortage>,
+    /// The ledger's report as text.
+    #[serde(skip)]
+    pub ledger_report: String,
+}
+
+/// One call site.
+#[derive(Debug, Serialize)]
+pub struct SiteLine {
+    /// `file:line:column`.
+    pub site: String,
+    /// Bytes live.
+    pub bytes: u64,
+    /// Allocations live.
+    pub count: u64,
+}
+
+/// One scope.
+#[derive(Debug, Serialize)]
+pub struct ScopeLine {
+    /// The scope's label; `null` for what was allocated outside any.
+    pub scope: Option<String>,
+    /// Bytes live.
+    pub bytes: u64,
+    /// Allocations live.
+    pub count: u64,
+}
+
+/// Why the device had no room.
+#[derive(Debug, Serialize)]
+pub struct Shortage {
+    /// Always `out_of_memory`.
+    pub kind: &'static str,
+    /// What was asked for, in bytes.
+    pub requested_bytes: u64,
+    /// The driver's free figure at that moment.
+    pub free_bytes: Option<u64>,
+    /// The device's memory.
+    pub total_bytes: u64,
+    /// The whole answer, for people.
+    pub message: String,
+}
+
+impl Shortage {
+    pub(crate) fn new(cause: &OutOfMemory, message: String) -> Self {
+        Self {
+            kind: "out_of_memory",
+            requested_bytes: cause.requested_bytes,
+            free_bytes: cause.free_bytes,
+            total_bytes: cause.total_bytes,
+            message,
+        }
+    }
+}
+
+impl LoadReport {
+    pub(crate) fn new(
+        input: &ModelInput,
+        backend: &MetraleCudaBackend,
+        driver: String,
+        ordinal: usize,
+        moment: Moment,
+        ledger_report: String,
+    ) -> Self {
+        let totals = moment.snapshot.totals;
+        Self {
+            model: input.title().to_owned(),
+            driver,
+            device: backend.facts().name.clone(),
+            ordinal,
+            tensors: input.tensors().len(),
+            empty_tensors: input.empty_tensors(),
+            allocations: totals.live_count,
+            live_bytes: totals.live_bytes,
+            resident_bytes: totals.resident_bytes,
+            slack_bytes: totals.slack_bytes,
+            chunk_slack_bytes: totals.chunk_slack_bytes,
+            driver_used_bytes: moment.driver_used_bytes,
+            unexplained_bytes: moment.driver_used_bytes.saturating_sub_unsigned(totals.resident_bytes),
+            device_free_bytes: moment.free_bytes,
+            device_total_bytes: moment.total_bytes,
+            bytes_copied: 0,
+            seconds: 0.0,
+            verified_tensors: 0,
+            swept_allocations: 0,
+            sites: moment.snapshot.by_site().into_iter().map(SiteLine::from).collect(),
+            scopes: moment.snapshot.by_scope().into_iter().map(ScopeLine::from).collect(),
+            error: None,
+            ledger_report,
+        }
+    }
+
+    pub(crate) fn copied(self, bytes_copied: u64, seconds: f64) -> Self {
+        Self { bytes_copied, seconds, ..self }
+    }
+
+    pub(crate) fn ended(
+        self,
+        verified_tensors: usize,
+        swept_allocations: usize,
+        error: Option<Shortage>,
+    ) -> Self {
+        Self { verified_tensors, swept_allocations, error, ..self }
+    }
+
+    /// How the program ends with this answer.
+    pub fn exit(&self) -> Exit {
+        match (&self.error, self.swept_allocations) {
+            (Some(_), _) => Exit::OutOfMemory,
+            (None, 0) => Exit::Done,
+            (None, _) => Exit::Failed,
+        }
+    }
+}
+
+impl From<SiteRow> for SiteLine {
+    fn from(row: SiteRow) -> Self {
+        Self { site: row.site.to_string(), bytes: row.bytes, count: row.count }
+    }
+}
+
+impl From<LabelRow> for ScopeLine {
+    fn from(row: LabelRow) -> Self {
+        Self { scope: row.label, bytes: row.bytes, count: row.count }
+    }
+}
+
+impl fmt::Display for LoadReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = if self.error.is_some() { "did not fit" } else { "loaded" };
+        writeln!(f, "{} {state} on device {} ({}; {})", self.model, self.ordinal, self.device, self.driver)?;
+        write!(f, "{} tensors", self.tensors)?;
+        if self.empty_tensors > 0 {
+            write!(f, ", {} of them empty", self.empty_tensors)?;
+        }
+        write!(f, ", {} allocations in {:.3} s; ", self.allocations, self.seconds)?;
+        if self.bytes_copied == 0 {
+            writeln!(f, "nothing copied")?;
+        } else {
+            writeln!(f, "{} copied", ByteSize(self.bytes_copied))?;
+        }
+        if self.verified_tensors > 0 {
+            writeln!(f, "{} tensors copied back equal the file", self.verified_tensors)?;
+        }
+        writeln!(f, "\n{}\n", self.ledger_report.trim_end())?;
+
+        let mut line = |name: &str, bytes: i64, note: &str| {
+            let size = ByteSize(bytes.unsigned_abs());
+            let sign = if bytes < 0 { "-" } else { "" };
+            writeln!(f, "{name:<22}{bytes:>16}  {sign}{size}{note}")
+        };
+        line("driver used", self.driver_used_bytes, "")?;
+        line("  ledger, live", self.live_bytes as i64, "")?;
+        let note = format!(", {} of it in chunks of small ones", ByteSize(self.chunk_slack_bytes));
+        line("  slack", self.slack_bytes as i64, &note)?;
+        line("  unexplained", self.unexplained_bytes, "")?;
+        line(
+            "driver free",
+            self.device_free_bytes as i64,
+            &format!(" of {}", ByteSize(self.device_total_bytes)),
+        )?;
+        write!(f, "after freeing all, a sweep found {} allocations", self.swept_allocations)
+    }
+}
+
+impl ScopeLine {
+    /// The label as it may be printed: tensors are named by strangers.
+    pub fn shown(&self) -> String {
+        self.scope.as_deref().map_or_else(|| "(none)".to_owned(), |label| Shown(label).to_string())
+    }
+}

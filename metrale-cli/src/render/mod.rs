@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The commands' answers: plain data that is both the JSON and the text.
+
+pub mod doctor;
+pub mod load;

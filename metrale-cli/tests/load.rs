@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `metrale load` from its arguments to its answer and exit code.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use metrale_cli::{Console, Exit, run};
+use serde_json::Value;
+
+/// What a run of the program gave.
+struct Ended {
+    exit: Exit,
+    out: String,
+    err: String,
+}
+
+impl Ended {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {} / {}", self.out, self.err))
+    }
+}
+
+fn metrale<S: Into<OsString>>(args: impl IntoIterator<Item = S>) -> Ended {
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let args = std::iter::once("metrale".into()).chain(args.into_iter().map(Into::into));
+    let exit = run(args, &mut Console::new(&mut out, &mut err, false));
+    Ended { exit, out: String::from_utf8(out).unwrap(), err: String::from_utf8(err).unwrap() }
+}
+
+fn data(folder: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(folder)
+}
+
+/// A safetensors file of these tensors, in this order, with counted bytes as data.
+fn write_model(path: &Path, tensors: &[(&str, &str, &[u64], usize)]) {
+    let mut header = serde_json::Map::new();
+    let mut at = 0;
+    for (name, dtype, shape, bytes) in tensors {
+        header.insert(
+            (*name).into(),
+            serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [at, at + bytes]}),
+        );
+        at += bytes;
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(&header);
+    file.extend((0..at).map(|index| (index * 31 % 251) as u8));
+    fs::write(path, file).unwrap();
+}
+
+/// A model's name, its allocations and live bytes where they were counted by hand, and the bytes the H200's driver keeps
+/// for the same tensors allocated one by one.
+type Figures = (&'static str, Option<(u64, u64)>, u64);
+
+/// Catalogue models in bf16.
+const CATALOGUE: [Figures; 8] = [
+    ("bert-base", Some((204, 219_030_644)), 301_989_888),
+    ("llama-7b", Some((293, 13_476_831_488)), 13_478_395_904),
+    ("gpt2", None, 306_184_192),
+    ("mixtral-8x7b", None, 93_407_150_080),
+    ("whisper-base", None, 60_817_408),
+    ("qwen3-moe", None, 30_704_402_432),
+    ("nemotron-h", None, 3_946_840_064),
+    ("deepseek-v3", None, 30_230_446_080),
+];
+
+fn loads_with_the_figures_of_the_h200(driver: &str, models: &[Figures]) {
+    for &(model, counted, resident_bytes) in models {
+        let ended = metrale(["load", "--model", model, "--driver", driver, "--json"]);
+        assert_eq!(ended.exit, Exit::Done, "{model}: {}", ended.err);
+        let json = ended.json();
+        assert_eq!(json["resident_bytes"], resident_bytes, "{model}");
+        assert_eq!(json["driver_used_bytes"], resident_bytes, "{model}");
+        assert_eq!(json["unexplained_bytes"], 0, "{model}");
+        assert_eq!(json["swept_allocations"], 0, "{model}");
+        assert_eq!(json["bytes_copied"], 0, "{model}");
+        let live = json["live_bytes"].as_u64().unwrap();
+        assert_eq!(json["slack_bytes"].as_u64(), Some(resident_bytes - live), "{model}");
+        if let Some((allocations, live_bytes)) = counted {
+            assert_eq!(json["allocations"], allocations, "{model}");
+            assert_eq!(json["live_bytes"], live_bytes, "{model}");
+        }
+        let held: u64 =
+            json["scopes"].as_array().unwrap().iter().map(|row| row["bytes"].as_u64().unwrap()).sum();
+        assert_eq!(held, live, "{model}: every byte has a scope");
+        let site = &json["sites"][0];
+        assert_eq!(site["bytes"], live, "{model}: one line allocates");
+        assert!(site["site"].as_str().unwrap().contains("load.rs:"), "{site}");
+    }
+}
+
+#[test]
+fn catalogue_models_take_on_the_software_h200_what_they_take_on_the_hardware() {
+    loads_with_the_figures_of_the_h200("sim", &CATALOGUE);
+}
+
+mod catalogue_models_on_the_gpu {
+    #[test]
+    #[ignore = "needs a GPU: cargo xtask gpu-test"]
+    fn device() {
+        super::loads_with_the_figures_of_the_h200("system", &super::CATALOGUE);
+    }
+}
+
+#[test]
+fn a_model_that_does_not_fit_ends_with_3_and_the_whole_answer() {
+    let ended = metrale(["load", "--model", "qwen3-next", "--driver", "sim", "--json"]);
+    assert_eq!(ended.exit, Exit::OutOfMemory, "{}", ended.err);
+    let json = ended.json();
+    let error = &json["error"];
+    assert_eq!(error["kind"], "out_of_memory");
+    let requested = error["requested_bytes"].as_u64().unwrap();
+    assert!(requested > error["free_bytes"].as_u64().unwrap());
+    assert_eq!(error["total_bytes"], 150_109_880_320_u64);
+    let message = error["message"].as_str().unwrap();
+    let largest = json["scopes"][0]["scope"].as_str().unwrap();
+    assert!(message.contains(largest), "the largest scope {largest} is named in: {message}");
+    assert!(message.contains("load.rs:"), "{message}");
+    assert!(ended.err.contains(message), "the answer is said on standard error too");
+    assert_eq!(json["swept_allocations"], 0, "everything was freed");
+    assert_eq!(json["unexplained_bytes"], 0);
+
+    let text = metrale(["load", "--model", "qwen3-next", "--driver", "sim"]);
+    assert_eq!(text.exit, Exit::OutOfMemory);
+    assert!(text.out.contains("did not fit"), "{}", text.out);
+}
+
+fn a_file_with_data_arrives(driver: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    // More than two buffers of 1 MiB, pieces that straddle their ends, an empty tensor, odd sizes.
+    let tensors: [(&str, &str, &[u64], usize); 5] = [
+        ("model.layers.0.mlp.down_proj.weight", "F32", &[700, 1000], 2_800_000),
+        ("model.layers.0.mlp.bias", "U8", &[13], 13),
+        ("model.layers.0.mlp.empty", "F16", &[0, 8], 0),
+        ("model.layers.1.attn.weight", "BF16", &[1_500_001], 3_000_002),
+        ("lm_head.weight", "I64", &[], 8),
+    ];
+    write_model(&path, &tensors);
+    let args = ["load".as_ref(), path.as_os_str(), "--driver".as_ref(), driver.as_ref()];
+    let more = ["--json", "--verify", "3", "--buffer-mb", "1"].map(AsRef::as_ref);
+    let ended = metrale(args.into_iter().chain(more));
+    assert_eq!(ended.exit, Exit::Done, "{}", ended.err);
+    let json = ended.json();
+    assert_eq!(json["tensors"], 5);
+    assert_eq!(json["empty_tensors"], 1);
+    assert_eq!(json["allocations"], 4);
+    assert_eq!(json["bytes_copied"], 2_800_000 + 13 + 3_000_002 + 8);
+    assert_eq!(json["live_bytes"], json["bytes_copied"]);
+    assert_eq!(json["verified_tensors"], 3);
+    // 2 pages for each of the two large ones, one chunk for the two small ones.
+    assert_eq!(json["resident_bytes"], (2 + 2 + 1) * (2 << 20));
+    assert_eq!(json["unexplained_bytes"], 0);
+    let scopes: Vec<_> = json["scopes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| row["scope"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(scopes, ["model.layers.1.attn", "model.layers.0.mlp", "lm_head"]);
+}
+
+#[test]
+fn a_file_with_data_arrives_on_the_software_device() {
+    a_file_with_data_arrives("sim");
+}
+
+mod a_file_with_data_on_the_gpu {
+    #[test]
+    #[ignore = "needs a GPU: cargo xtask gpu-test"]
+    fn device() {
+        super::a_file_with_data_arrives("system");
+    }
+}
+
+#[test]
+fn a_sharded_model_loads_by_its_index_and_a_missing_shard_is_bad_input() {
+    let folder = tempfile::tempdir().unwrap();
+    let index = folder.path().join("model.safetensors.index.json");
+    let shards = ["m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors"];
+    fs::write(
+        &index,
+        serde_json::json!({"metadata": {"total_size": 12}, "weight_map": {"a": shards[0], "b": shards[1]}})
+            .to_string(),
+    )
+    .unwrap();
+    write_model(&folder.path().join(shards[0]), &[("a", "F32", &[2], 8)]);
+    let args =
+        || ["load".into(), index.clone().into_os_string(), "--driver".into(), "sim".into(), "--json".into()];
+
+    let missing = metrale(args());
+    assert_eq!(missing.exit, Exit::BadInput);
+    assert!(missing.err.contains(shards[1]), "{}", missing.err);
+    assert_eq!(missing.out, "");
+
+    write_model(&folder.path().join(shards[1]), &[("b", "F32", &[1], 4)]);
+    let ended = metrale(args());
+    assert_eq!(ended.exit, Exit::Done, "{}", ended.err);
+    assert_eq!(ended.json()["allocations"], 2);
+    assert_eq!(ended.json()["live_bytes"], 12);
+}
+
+#[test]
+fn every_refused_safetensors_case_ends_with_2_says_why_and_prints_no_answer() {
+    let mut refused = 0;
+    for entry in fs::read_dir(data("safetensors")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let ended = metrale(["load".into(), path.into_os_string(), "--driver".into(), "sim".into()]);
+        if name.contains("bad") {
+            refused += 1;
+            assert_eq!(ended.exit, Exit::BadInput, "{name}");
+            assert!(ended.err.contains(&name), "{name}: {}", ended.err);
+            assert_eq!(ended.out, "", "{name}");
+        } else if name.contains("ok") {
+            assert_eq!(ended.exit, Exit::Done, "{name}: {}", ended.err);
+        }
+    }
+    assert!(refused > 20, "only {refused} bad cases found");
+}
+
+#[test]
+fn a_directory_an_empty_file_and_a_missing_one_are_bad_input() {
+    let folder = tempfile::tempdir().unwrap();
+    let empty = folder.path().join("empty.safetensors");
+    fs::write(&empty, "").unwrap();
+    let absent = folder.path().join("absent.safetensors");
+    for path in [folder.path(), &empty, &absent] {
+        let ended = metrale(["load".into(), path.as_os_str().to_owned(), "--driver".into(), "sim".into()]);
+        assert_eq!(ended.exit, Exit::BadInput, "{}", path.display());
+        assert!(ended.err.contains(path.to_str().unwrap()), "{}", ended.err);
+    }
+}
+
+#[test]
+fn command_lines_that_make_no_sense_end_with_2() {
+    for args in [
+        &["load"][..],
+        &["load", "--model", "no-such-model"],
+        &["load", "--model", "gpt2", "--driver", "sim:b300"],
+        &["load", "--model", "gpt2", "file.safetensors"],
+        &["load", "--model", "gpt2", "--buffer-mb", "0"],
+        &["frobnicate"],
+        &[],
+    ] {
+        let ended = metrale(args.iter().copied());
+        assert_eq!(ended.exit, Exit::BadInput, "{args:?}: {} {}", ended.out, ended.err);
+        assert!(!ended.err.is_empty(), "{args:?}");
+    }
+    let near = metrale(["load", "--model", "lama-7b", "--driver", "sim"]);
+    assert!(near.err.contains("llama-7b"), "{}", near.err);
+}
+
+#[test]
+fn an_ordinal_that_is_not_there_fails_and_says_how_many_there_are() {
+    let ended = metrale(["load", "--model", "gpt2", "--driver", "sim", "--device", "3"]);
+    assert_eq!(ended.exit, Exit::Failed);
+    assert!(ended.err.contains("device 3") && ended.err.contains("1 device"), "{}", ended.err);
+}
+
+#[test]
+fn the_text_names_driver_scopes_and_the_sum() {
+    let ended = metrale(["load", "--model", "bert-base", "--driver", "sim"]);
+    assert_eq!(ended.exit, Exit::Done, "{}", ended.err);
+    for part in
+        ["software h200", "NVIDIA H200", "bert.encoder.layer.0", "301989888", "219030644", "sweep found 0"]
+    {
+        assert!(ended.out.contains(part), "{part}: {}", ended.out);
+    }
+}
+
+#[test]
+fn help_version_and_the_catalogue_are_answers() {
+    for args in [&["--help"][..], &["--version"], &["load", "--help"]] {
+        assert_eq!(metrale(args.iter().copied()).exit, Exit::Done, "{args:?}");
+    }
+    let list = metrale(["load", "--list-models"]);
+    assert_eq!(list.exit, Exit::Done);
+    assert!(list.out.lines().any(|line| line == "qwen3-next"), "{}", list.out);
+}

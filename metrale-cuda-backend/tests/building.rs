@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Building a backend: what can be wrong, and that nothing is left behind.
+
+mod common;
+
+use std::process::Command;
+use std::sync::Arc;
+
+use common::{KERNELS, backend, sim};
+use metrale_cuda_backend::{
+    BackendConfig, ConfigError, DEBUG_SYNC_KERNELS, GpuBackend, HostError, MetraleCudaBackend, RegistryError,
+    Remedy, remedy,
+};
+use metrale_driver_sim::{Profile, SimDriver};
+
+#[test]
+fn a_module_that_does_not_load_names_itself_and_leaves_nothing() {
+    let driver = sim();
+    let build = |image| {
+        MetraleCudaBackend::builder()
+            .driver(driver.clone())
+            .modules(&[("kernels", KERNELS)])
+            .modules(&[("broken", image)])
+            .config(BackendConfig::default())
+            .build()
+    };
+    for image in [b"".as_slice(), b"<html></html>", b".version 9.9\n.target sm_90\n.address_size 64\n"] {
+        let error = build(image).unwrap_err();
+        assert_eq!(remedy(&error), Some(Remedy::FixCall));
+        assert!(error.is::<RegistryError>() && error.to_string().contains("\"broken\""), "{error}");
+        assert!(driver.leaks().is_empty(), "{:?}", driver.leaks());
+    }
+    let error = MetraleCudaBackend::builder()
+        .driver(driver.clone())
+        .modules(&[("twice", KERNELS), ("twice", KERNELS)])
+        .build()
+        .unwrap_err();
+    assert!(error.to_string().contains("two modules are named \"twice\""), "{error}");
+}
+
+#[test]
+fn a_device_that_is_not_there_says_how_many_there_are() {
+    let error = MetraleCudaBackend::builder().driver(sim()).ordinal(3).build().unwrap_err();
+    assert_eq!(remedy(&error), Some(Remedy::FixCall));
+    assert!(error.is::<HostError>() && error.to_string().contains("1 device"), "{error}");
+    let none = Arc::new(SimDriver::builder().build());
+    assert!(MetraleCudaBackend::builder().driver(none).build().unwrap_err().is::<HostError>());
+}
+
+#[test]
+fn the_facts_are_the_devices() {
+    let backend = backend(Arc::new(SimDriver::new(Profile::gb10())));
+    let facts = backend.facts();
+    assert_eq!((facts.name.as_str(), facts.integrated, facts.total_bytes), ("NVIDIA GB10", true, 120 << 30));
+    assert_eq!((backend.ordinal(), GpuBackend::ordinal(&backend)), (0, 0));
+    assert_eq!(backend.memory_info().unwrap().total_bytes, facts.total_bytes);
+}
+
+#[test]
+fn new_takes_the_systems_driver_or_says_what_to_install() {
+    match MetraleCudaBackend::new(0, &[("kernels", KERNELS)]) {
+        Ok(backend) => assert!(backend.kernel("kernels", "fill").is_ok()),
+        Err(error) => assert!(error.is::<HostError>(), "{error}"),
+    }
+}
+
+#[test]
+fn the_environment_is_read_when_the_backend_is_made() {
+    // A process of its own, since the variable is the whole process's.
+    let run = |value: &str| {
+        let program = std::env::current_exe().unwrap();
+        let output = Command::new(program)
+            .args(["--exact", "child_with_a_variable", "--ignored", "--nocapture"])
+            .env(DEBUG_SYNC_KERNELS, value)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(run("1").contains("answer: true"));
+    assert!(run("0").contains("answer: false"));
+    let refused = run("yes");
+    assert!(
+        refused.contains("METRALE_DEBUG_SYNC_KERNELS=\"yes\" is not understood: set it to 1"),
+        "{refused}"
+    );
+}
+
+#[test]
+#[ignore = "run by the_environment_is_read_when_the_backend_is_made"]
+fn child_with_a_variable() {
+    match MetraleCudaBackend::builder().driver(sim()).build() {
+        Ok(backend) => println!("answer: {}", backend.config().debug_sync_kernels),
+        Err(error) => println!("answer: {}", error.downcast::<ConfigError>().unwrap()),
+    }
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A driver that shows a test what is true at the very moment of a call, and whose pinned memory is never clean.
+
+use std::sync::{Arc, Mutex};
+
+use metrale_cuda_backend::DriverApi;
+use metrale_driver_sim::driver_sys::{CUresult, DriverFn, for_each_driver_function};
+
+type Hook = Box<dyn Fn(DriverFn) + Send>;
+
+/// Wraps a driver.
+pub struct HookedDriver {
+    inner: Arc<dyn DriverApi>,
+    hook: Mutex<Option<Hook>>,
+}
+
+impl HookedDriver {
+    pub fn new(inner: Arc<dyn DriverApi>) -> Self {
+        Self { inner, hook: Mutex::new(None) }
+    }
+
+    /// Calls `hook` before every call from now on.
+    pub fn before_each(&self, hook: impl Fn(DriverFn) + Send + 'static) {
+        *self.hook.lock().unwrap() = Some(Box::new(hook));
+    }
+
+    fn call(&self, function: DriverFn, inner: impl FnOnce() -> CUresult) -> CUresult {
+        if let Some(hook) = &*self.hook.lock().unwrap() {
+            hook(function);
+        }
+        inner()
+    }
+}
+
+macro_rules! body {
+    (cuMemAllocHost_v2, $self:ident, ($address:ident, $bytes:ident)) => {{
+        // SAFETY: the caller's promise is the inner driver's.
+        let status = $self.call(DriverFn::cuMemAllocHost_v2, || unsafe { $self.inner.cuMemAllocHost_v2($address, $bytes) });
+        if status == 0 {
+            // SAFETY: the inner driver has written the result.
+            let memory = unsafe { $address.read() };
+            // SAFETY: the inner driver has just allocated that many bytes there.
+            unsafe { memory.cast::<u8>().write_bytes(0xEE, $bytes) };
+        }
+        status
+    }};
+    ($name:ident, $self:ident, ($($arg:ident),*)) => {
+        // SAFETY: the caller's promise is the inner driver's.
+        $self.call(DriverFn::$name, || unsafe { $self.inner.$name($($arg),*) })
+    };
+}
+
+macro_rules! forward {
+    ($($(#[$meta:meta])* $need:ident $since:literal fn $name:ident($($arg:ident: $ty:ty),* $(,)?);)*) => {
+        #[allow(non_snake_case, reason = "functions and arguments keep the C spelling")]
+        impl DriverApi for HookedDriver {
+            fn provides(&self, function: DriverFn) -> bool {
+                self.inner.provides(function)
+            }
+
+            fn source(&self) -> String {
+                self.inner.source()
+            }
+
+            $(
+                unsafe fn $name(&self, $($arg: $ty),*) -> CUresult {
+                    body!($name, self, ($($arg),*))
+                }
+            )*
+        }
+    };
+}
+
+for_each_driver_function!(forward);

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What several test files share.
+#![allow(unreachable_pub, reason = "a module of several test programs")]
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+pub mod hooked;
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use metrale_cuda_backend::{BackendConfig, DriverApi, MetraleCudaBackend};
+use metrale_driver_sim::{Profile, SimDriver};
+
+/// The kernels of data/kernels.cu.
+pub const KERNELS: &[u8] = include_bytes!("../data/kernels.ptx");
+
+pub const KIB: usize = 1 << 10;
+pub const MIB: usize = 1 << 20;
+
+/// A backend without modules that looks at no environment variable.
+pub fn backend(driver: Arc<dyn DriverApi>) -> MetraleCudaBackend {
+    MetraleCudaBackend::builder().driver(driver).config(BackendConfig::default()).build().unwrap()
+}
+
+/// A software H200 of its own.
+pub fn sim() -> Arc<SimDriver> {
+    Arc::new(SimDriver::new(Profile::h200()))
+}
+
+/// `file:line:column` is of this file and line.
+#[track_caller]
+pub fn assert_site(site: &str, file: &str, line: u32) {
+    assert!(site.starts_with(&format!("{file}:{line}:")), "{site} is not of {file}:{line}");
+}
+
+/// What a closure logs on this thread, one line an event.
+pub fn logged<T>(act: impl FnOnce() -> T) -> (T, Vec<String>) {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .without_time()
+        .with_target(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    let result = tracing::subscriber::with_default(subscriber, act);
+    let text = String::from_utf8(std::mem::take(&mut lines.0.lock().unwrap())).unwrap();
+    (result, text.lines().map(|line| line.trim().to_owned()).collect())
+}
+
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A software H200 with the functions that stand for the kernels of data/kernels.cu.
+pub fn sim_with_kernels() -> SimDriver {
+    let driver = SimDriver::new(Profile::h200());
+    driver.register_kernel("fill", |launch| {
+        let (out, value, n) =
+            (launch.parameter::<u64>(0)?, launch.parameter::<u32>(1)?, launch.parameter::<u32>(2)?);
+        let n = u64::from(n).min(launch.threads());
+        launch.store_all(out, &vec![value; n as usize])
+    });
+    driver.register_kernel("arguments", |launch| {
+        let out = launch.parameter::<u64>(0)?;
+        let words = [
+            u64::from(launch.parameter::<u32>(1)?),
+            launch.parameter::<i32>(2)? as i64 as u64,
+            u64::from(launch.parameter::<f32>(3)?.to_bits()),
+            launch.parameter::<u64>(4)?,
+        ];
+        launch.store_all(out, &words)
+    });
+    driver.register_kernel("map_words", |launch| {
+        let out = launch.parameter::<u64>(0)?;
+        let map = launch.parameter::<[u8; 128]>(1)?;
+        launch.write(out, &map)
+    });
+    driver.register_kernel("stray", |launch| {
+        let address = launch.parameter::<u64>(0)?;
+        launch.store(address, 1_u32)
+    });
+    driver
+}

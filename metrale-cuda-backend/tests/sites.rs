@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The ledger shows the caller's own line, however the call is made.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{assert_site, backend, sim};
+use metrale_cuda_backend::{DevicePtr, GpuBackend, PinnedBuffer};
+use metrale_ledger::{AllocKind, ForgetError};
+
+fn site_of(backend: &dyn GpuBackend, ptr: DevicePtr) -> String {
+    let live = backend.live_allocations();
+    live.into_iter().find(|(at, ..)| *at == ptr).map(|(.., site)| site).expect("the allocation is live")
+}
+
+fn by_generic<B: GpuBackend>(backend: &B) -> (DevicePtr, u32) {
+    (backend.alloc(100).unwrap(), line!())
+}
+
+fn by_object(backend: &dyn GpuBackend) -> (DevicePtr, u32) {
+    (backend.alloc(100).unwrap(), line!())
+}
+
+fn by_shared_object(backend: &Arc<dyn GpuBackend>) -> (DevicePtr, u32) {
+    (backend.alloc_managed(100).unwrap(), line!())
+}
+
+#[test]
+fn an_allocation_has_the_callers_line_through_inherent_generic_and_dynamic_calls() {
+    let backend = Arc::new(backend(sim()));
+    let shared: Arc<dyn GpuBackend> = Arc::<metrale_cuda_backend::MetraleCudaBackend>::clone(&backend);
+    let inherent = (backend.alloc(100).unwrap(), line!());
+    for (ptr, line) in [inherent, by_generic(&*backend), by_object(&*backend), by_shared_object(&shared)] {
+        assert_site(&site_of(&*shared, ptr), file!(), line);
+        shared.free(ptr).unwrap();
+    }
+}
+
+#[test]
+fn arenas_and_pinned_memory_have_it_too() {
+    let backend = backend(sim());
+    let face: &dyn GpuBackend = &backend;
+    let (arena, arena_line) = (face.alloc_arena(100).unwrap(), line!());
+    let (pinned, pinned_line) = (face.alloc_pinned(100).unwrap(), line!());
+    let (buffer, buffer_line) = (PinnedBuffer::new(&backend, 50).unwrap(), line!());
+    let probe = face.ledger_probe();
+    let lines = |kind| -> Vec<u32> {
+        probe.allocations_of(kind).iter().map(|(_, record)| record.site.line()).collect()
+    };
+    assert_eq!(lines(AllocKind::Arena), [arena_line]);
+    assert_eq!(lines(AllocKind::Pinned), [pinned_line, buffer_line]);
+    drop(buffer);
+    face.free_pinned(pinned).unwrap();
+    face.free_arena(arena).unwrap();
+    probe.assert_nothing_live();
+}
+
+#[test]
+fn a_double_free_names_the_allocation_the_first_free_and_the_second() {
+    let backend = backend(sim());
+    let face: &dyn GpuBackend = &backend;
+    let (ptr, alloc_line) = (face.alloc(5000).unwrap(), line!());
+    let free_line = line!() + 1;
+    face.free(ptr).unwrap();
+    let (error, again_line) = (face.free(ptr).unwrap_err(), line!());
+
+    let error = error.downcast_ref::<metrale_cuda_backend::FreeError>().expect("typed");
+    assert_eq!((error.site.file(), error.site.line()), (file!(), again_line));
+    let ForgetError::DoubleFree { freed, .. } = &error.cause else { panic!("{error}") };
+    assert_eq!((freed.freed_at.line(), freed.record.site.line()), (free_line, alloc_line));
+    let text = error.to_string();
+    for line in [alloc_line, free_line, again_line] {
+        assert!(text.contains(&format!("{}:{line}:", file!())), "{line} is not in {text}");
+    }
+}
+
+#[test]
+fn scopes_label_what_a_thread_allocates() {
+    let backend = backend(sim());
+    let face: &dyn GpuBackend = &backend;
+    let ptr = {
+        let _model = face.scope("model");
+        let _layer = backend.scope("layers.3");
+        face.alloc(100).unwrap()
+    };
+    let plain = face.alloc(100).unwrap();
+    let probe = backend.ledger_probe();
+    let scopes: Vec<_> = probe.live_allocations().into_iter().map(|(_, record)| record.scope).collect();
+    assert_eq!(scopes, [Some("model/layers.3".into()), None]);
+    assert!(backend.alloc_report(10, 0).contains("model/layers.3"));
+    face.free(ptr).unwrap();
+    face.free(plain).unwrap();
+}

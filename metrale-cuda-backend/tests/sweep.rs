@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The sweep and the drop: all is freed, once, with one warning; failures are logged and the rest still freed.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{KIB, MIB, backend, logged, sim};
+use metrale_cuda_backend::{DriverFn, GpuBackend, MetraleCudaBackend};
+use metrale_driver_sim::{FaultDriver, on_both_drivers};
+
+fn warnings(lines: &[String]) -> Vec<&String> {
+    lines.iter().filter(|line| line.starts_with("WARN")).collect()
+}
+
+fn errors(lines: &[String]) -> Vec<&String> {
+    lines.iter().filter(|line| line.starts_with("ERROR")).collect()
+}
+
+on_both_drivers! {
+    a_sweep_frees_everything_and_warns_once(driver) {
+        let backend = backend(driver);
+        let fresh = backend.memory_info().unwrap();
+        assert_eq!(logged(|| backend.sweep_unreleased().unwrap()), (0, vec![]), "nothing to sweep, nothing to say");
+
+        let mut line = 0;
+        for bytes in [3 * MIB, 100 * KIB, 5] {
+            line = line!() + 1;
+            backend.alloc(bytes).unwrap();
+        }
+        backend.alloc_managed(MIB).unwrap();
+        let arena = backend.alloc_arena(MIB).unwrap();
+        let pinned = backend.alloc_pinned(MIB).unwrap();
+        let (count, lines) = logged(|| backend.sweep_unreleased().unwrap());
+        assert_eq!((count, lines.len()), (4, 1), "{lines:?}");
+        assert!(lines[0].starts_with("WARN 4 device allocations (4.10 MiB)"), "{lines:?}");
+        assert!(lines[0].contains(&format!("{}:{line}:", file!())) && lines[0].contains("(3.10 MiB in 3)"), "{lines:?}");
+
+        assert_eq!((backend.live_bytes(), backend.ledger_probe().live_count()), (0, 0));
+        assert_eq!(logged(|| backend.sweep_unreleased().unwrap()), (0, vec![]), "never twice");
+        backend.free_arena(arena).unwrap();
+        backend.free_pinned(pinned).unwrap();
+        assert_eq!(backend.memory_info().unwrap().free_bytes, fresh.free_bytes);
+    }
+
+    a_swept_pointer_is_a_double_free(driver) {
+        let backend = backend(driver);
+        let ptr = backend.alloc(100).unwrap();
+        let line = line!() + 1;
+        backend.sweep_unreleased().unwrap();
+        let text = backend.free(ptr).unwrap_err().to_string();
+        assert!(text.contains(&format!("swept before at {}:{line}:", file!())), "{text}");
+    }
+
+    a_drop_sweeps_and_names_both_causes(driver) {
+        let backend = backend(driver);
+        let probe = backend.ledger_probe();
+        for _ in 0..3 {
+            backend.alloc(MIB).unwrap();
+        }
+        let ((), lines) = logged(|| drop(backend));
+        assert_eq!((lines.len(), probe.live_count()), (1, 0), "{lines:?}");
+        assert!(lines[0].contains("3 device allocations (3.00 MiB)"), "{lines:?}");
+        assert!(lines[0].contains("abandoned") && lines[0].contains("no owner"), "{lines:?}");
+    }
+
+    a_drop_that_owes_nothing_is_silent(driver) {
+        let backend = backend(driver);
+        let ptr = backend.alloc(MIB).unwrap();
+        backend.free(ptr).unwrap();
+        assert_eq!(logged(|| drop(backend)).1, Vec::<String>::new());
+    }
+}
+
+#[test]
+fn at_most_five_call_sites_are_named() {
+    let backend = backend(sim());
+    let mut line = 0;
+    for (kib, alloc) in [1, 2, 3, 4, 5, 6, 7].into_iter().zip([
+        (|b: &MetraleCudaBackend, n| b.alloc(n).unwrap()) as fn(&MetraleCudaBackend, usize) -> _,
+        |b, n| b.alloc(n).unwrap(),
+        |b, n| b.alloc(n).unwrap(),
+        |b, n| b.alloc(n).unwrap(),
+        |b, n| b.alloc(n).unwrap(),
+        |b, n| b.alloc(n).unwrap(),
+        |b, n| b.alloc(n).unwrap(),
+    ]) {
+        line = line!();
+        alloc(&backend, kib * KIB);
+    }
+    assert!(line > 0);
+    let (count, lines) = logged(|| backend.sweep_unreleased().unwrap());
+    assert_eq!((count, lines.len()), (7, 1));
+    assert_eq!(lines[0].matches(file!()).count(), 5, "{lines:?}");
+    let (first, last) =
+        (lines[0].find("(7.00 KiB in 1)").unwrap(), lines[0].find("(3.00 KiB in 1)").unwrap());
+    assert!(first < last && lines[0].ends_with("and 2 more"), "{lines:?}");
+}
+
+#[test]
+fn a_free_that_fails_is_logged_and_the_rest_still_freed() {
+    let driver = sim();
+    let faulty = Arc::new(FaultDriver::new(driver.clone()));
+    let backend = backend(faulty.clone());
+    for _ in 0..4 {
+        backend.alloc(MIB).unwrap();
+    }
+    faulty.fail_nth(DriverFn::cuMemFree_v2, 2, 1);
+    let (count, lines) = logged(|| backend.sweep_unreleased().unwrap());
+    assert_eq!((count, warnings(&lines).len(), errors(&lines).len()), (4, 1, 1), "{lines:?}");
+    assert!(
+        errors(&lines)[0].contains("could not be freed") && errors(&lines)[0].contains(file!()),
+        "{lines:?}"
+    );
+    assert_eq!(driver.leaks().memory.len(), 1, "the one that the driver kept");
+}
+
+#[test]
+fn a_lost_context_neither_hangs_the_drop_nor_floods_the_log() {
+    let driver = sim();
+    let backend = backend(driver.clone());
+    for _ in 0..1000 {
+        backend.alloc(MIB).unwrap();
+    }
+    backend.alloc_arena(MIB).unwrap();
+    backend.alloc_pinned(MIB).unwrap();
+    driver.inject_fault(0, 700);
+    let ((), lines) = logged(|| drop(backend));
+    assert_eq!(warnings(&lines).len(), 3, "{lines:?}");
+    assert!(errors(&lines).len() <= 4, "{lines:?}");
+    assert!(errors(&lines)[0].contains("1000 of 1000") && errors(&lines)[0].contains("(700)"), "{lines:?}");
+}
+
+#[test]
+fn a_context_that_is_gone_is_quiet() {
+    for status in [4, 201, 709] {
+        let driver = sim();
+        let backend = backend(driver.clone());
+        let probe = backend.ledger_probe();
+        let (one, two) = (backend.alloc(MIB).unwrap(), backend.alloc(MIB).unwrap());
+        let pinned = backend.alloc_pinned(MIB).unwrap();
+        assert!(two != one);
+        driver.inject_fault(0, status);
+        let ((), lines) = logged(|| {
+            backend.free(one).unwrap();
+            backend.free_pinned(pinned).unwrap();
+        });
+        assert_eq!(lines, Vec::<String>::new(), "{status}");
+        assert_eq!(probe.live_count(), 1);
+        let ((), lines) = logged(|| drop(backend));
+        assert_eq!(errors(&lines), Vec::<&String>::new(), "{status}");
+        probe.assert_nothing_live();
+    }
+}
+
+#[test]
+fn a_drop_on_a_thread_that_never_bound_frees_all_the_same() {
+    let driver = sim();
+    let backend: Arc<dyn GpuBackend> = Arc::new(backend(driver.clone()));
+    backend.alloc(MIB).unwrap();
+    backend.alloc_pinned(MIB).unwrap();
+    std::thread::spawn(move || {
+        drop(backend);
+        let mut current = 1;
+        // SAFETY: the result pointer is a local.
+        assert_eq!(unsafe { metrale_cuda_backend::DriverApi::cuCtxGetCurrent(&*driver, &mut current) }, 0);
+        assert_eq!(current, 0, "the thread is left as it was");
+        let leaks = driver.leaks();
+        assert!(leaks.is_empty(), "{leaks:?}");
+    })
+    .join()
+    .unwrap();
+}

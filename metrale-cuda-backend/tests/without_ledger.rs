@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Without the feature `ledger`: the same methods, and reads that answer zero.
+//! Run with `cargo test -p metrale-cuda-backend --no-default-features`.
+#![cfg(not(feature = "ledger"))]
+
+mod common;
+
+use common::{MIB, backend, logged};
+use metrale_cuda_backend::{GpuBackend, PinnedBuffer};
+use metrale_driver_sim::on_both_drivers;
+
+on_both_drivers! {
+    everything_works_and_the_reads_answer_zero(driver) {
+        let backend = backend(driver);
+        let face: &dyn GpuBackend = &backend;
+        let _scope = face.scope("weights");
+        let (at, arena) = (face.alloc(MIB).unwrap(), face.alloc_arena(MIB).unwrap());
+        let mut pinned = PinnedBuffer::new(&backend, 64).unwrap();
+        pinned.fill(7);
+        backend.copy_h2d_async(&pinned, at, face.stream()).unwrap();
+        pinned.fill(0xEE);
+        let mut back = [0; 64];
+        backend.copy_d2h(at, &mut back).unwrap();
+        assert_eq!(back, [7; 64], "a pinned source still forces the wait");
+
+        let probe = face.ledger_probe();
+        assert_eq!((face.live_bytes(), face.resident_bytes(), face.chunk_slack_bytes()), (0, 0, 0));
+        assert_eq!((face.live_allocations(), probe.live_count(), probe.pinned_count()), (vec![], 0, 0));
+        assert_eq!(logged(|| face.sweep_unreleased().unwrap()), (0, vec![]));
+        drop(pinned);
+        face.free(at).unwrap();
+        face.free_arena(arena).unwrap();
+        assert!(face.free(at).is_err(), "the driver says so");
+    }
+}
