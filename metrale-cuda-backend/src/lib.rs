@@ -44,6 +44,7 @@
 //! # Features
 //! * `ledger` (on): keeps the ledger. Without it the same methods exist and the reads answer zero.
 //! * `sim` (off): `builder().software(profile)`, the driver in software.
+//! * `serde` (off): `Serialize` and `Deserialize` for the account and the ledger's snapshots.
 //! * `metrale_scale` (off): builds for AMD's SCALE toolchain.
 
 mod backend;

@@ -35,6 +35,6 @@ pub use effective::{
 pub use meminfo::{HostFigure, HostFigureKind, HugePages, MemInfo, MemInfoError, MemInfoNote};
 pub use poll::{FreePoll, PolledFree};
 pub use watchdog::{
-    BelowFloor, LOW_MEMORY_EXIT_CODE, LOW_READINGS, LowMemory, LowMemoryHandler, Pace, Watchdog, WatchdogError,
-    WatchdogParts, WatchdogThread, Watched, load_fits, watch,
+    BelowFloor, LOW_MEMORY_EXIT_CODE, LOW_READINGS, LowMemory, LowMemoryHandler, Pace, Watchdog,
+    WatchdogError, WatchdogParts, WatchdogThread, Watched, load_fits, watch,
 };

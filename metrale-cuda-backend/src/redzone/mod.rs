@@ -26,4 +26,7 @@ pub use layout::{BAND_ALIGN, BandLayout, FRONT_ALIGN, MAX_BAND_BYTES, TooLargeFo
 pub use pattern::{BandChange, Fill, POISON, Pattern};
 pub use quarantine::{Quarantine, Quarantined};
 pub use report::{CleanScan, ScanReport, Side, Violation};
-pub use table::{Band, BandFound, BandTable, BandUpdate, KERNELS_PTX, TableFull};
+pub use table::{
+    BLOCK_THREADS, Band, BandFound, BandTable, BandUpdate, CHECK_KERNEL, FILL_KERNEL, KERNELS_PTX, TableFull,
+    UPDATE_KERNEL, blocks_for,
+};
