@@ -37,8 +37,13 @@ impl Slot {
         match self.kind {
             AllocKind::Device => Touch::Device { small: (self.bytes as u64) < SMALL_ALLOC_CHUNK },
             AllocKind::Arena => Touch::Arena,
+            AllocKind::Padding => Touch::Device { small: false },
             AllocKind::Managed | AllocKind::Pinned => Touch::Nothing,
         }
+    }
+
+    pub(crate) fn is_padding(&self) -> bool {
+        self.kind == AllocKind::Padding
     }
 
     pub(crate) fn holds(&self, addr: u64) -> bool {
@@ -53,6 +58,7 @@ pub(crate) enum Class {
     Sweepable,
     Arena,
     Pinned,
+    Padding,
 }
 
 impl Class {
@@ -61,6 +67,7 @@ impl Class {
             AllocKind::Device | AllocKind::Managed => Self::Sweepable,
             AllocKind::Arena => Self::Arena,
             AllocKind::Pinned => Self::Pinned,
+            AllocKind::Padding => Self::Padding,
         }
     }
 }
@@ -257,7 +264,10 @@ impl Book {
     }
 
     pub(crate) fn whois(&self, addr: u64) -> Whois {
-        if let Some(at) = self.device.owner(addr).or_else(|| self.host.owner(addr)) {
+        let owner = self.device.owner(addr).or_else(|| self.host.owner(addr));
+        if let Some(at) = owner
+            && self.slots[at].kind != AllocKind::Padding
+        {
             let allocation = self.live(&self.slots[at]);
             let offset_bytes = addr.wrapping_sub(allocation.addr);
             return Whois::Live { allocation, offset_bytes };
@@ -268,7 +278,14 @@ impl Book {
                 let offset_bytes = addr.wrapping_sub(freed.addr);
                 Whois::Freed { freed, offset_bytes }
             }
-            None => Whois::Unknown,
+            None => match owner {
+                Some(at) => {
+                    let allocation = self.live(&self.slots[at]);
+                    let offset_bytes = addr.wrapping_sub(allocation.addr);
+                    Whois::Live { allocation, offset_bytes }
+                }
+                None => Whois::Unknown,
+            },
         }
     }
 
@@ -315,8 +332,8 @@ impl Book {
                 .filter_map(|slot| Extent::new(slot.addr, slot.bytes).map(Extent::pages))
                 .collect()
         };
-        let device = covered_pages(&mut ranges(|kind| kind == AllocKind::Device));
-        let all = covered_pages(&mut ranges(|kind| matches!(kind, AllocKind::Device | AllocKind::Arena)));
+        let device = covered_pages(&mut ranges(AllocKind::is_packed));
+        let all = covered_pages(&mut ranges(|kind| kind.is_packed() || kind == AllocKind::Arena));
         PageCounts { device, arena_only: all - device, small: counts.small }
     }
 
@@ -327,14 +344,18 @@ impl Book {
         let (sweepable, device) = (self.sweepable(), self.sum(AllocKind::Device));
         let (managed, arena, pinned) =
             (self.sum(AllocKind::Managed), self.sum(AllocKind::Arena), self.sum(AllocKind::Pinned));
+        let padding = self.sum(AllocKind::Padding);
         let resident = page_bytes(pages.device);
+        let slack = resident.saturating_sub(device.bytes.saturating_add(padding.bytes));
+        let chunk_slack = page_bytes(pages.small).saturating_sub(self.small_bytes);
         self.peak_resident_bytes = self.peak_resident_bytes.max(resident);
         Totals {
             live_bytes: narrow(sweepable.bytes),
             live_count: sweepable.count as u64,
             resident_bytes: narrow(resident),
-            slack_bytes: narrow(resident.saturating_sub(device.bytes)),
-            chunk_slack_bytes: narrow(page_bytes(pages.small).saturating_sub(self.small_bytes)),
+            slack_bytes: narrow(slack),
+            // Padding in the chunks cannot be told from padding elsewhere, so it only bounds what is said of them.
+            chunk_slack_bytes: narrow(if padding.bytes > 0 { chunk_slack.min(slack) } else { chunk_slack }),
             peak_bytes: narrow(self.peak_bytes),
             peak_resident_bytes: narrow(self.peak_resident_bytes),
             managed_bytes: narrow(managed.bytes),
@@ -344,6 +365,8 @@ impl Book {
             arena_resident_bytes: narrow(page_bytes(pages.arena_only)),
             pinned_bytes: narrow(pinned.bytes),
             pinned_count: pinned.count as u64,
+            padding_bytes: narrow(padding.bytes),
+            padding_count: padding.count as u64,
             misuse: self.misuse,
         }
     }
@@ -403,7 +426,7 @@ impl Book {
 
     fn space(&self, class: Class) -> &Space {
         match class {
-            Class::Sweepable | Class::Arena => &self.device,
+            Class::Sweepable | Class::Arena | Class::Padding => &self.device,
             Class::Pinned => &self.host,
         }
     }
@@ -450,7 +473,10 @@ impl Book {
         if slot.touch() == (Touch::Device { small: true }) {
             self.small_bytes -= slot.bytes as u128;
         }
-        self.graveyard.bury(Tombstone { slot, freed_at, how });
+        // Padding is nobody's to free, and must not crowd out what was.
+        if slot.kind != AllocKind::Padding {
+            self.graveyard.bury(Tombstone { slot, freed_at, how });
+        }
         slot
     }
 
@@ -487,14 +513,16 @@ impl Book {
 
     /// Why `addr` is not to be freed by a call for `class`; `found` is the slot with that base.
     fn explain(&self, addr: u64, class: Class, found: Option<usize>) -> ForgetError {
-        if let Some(at) = found {
+        let is_own = |at: &usize| self.slots[*at].kind != AllocKind::Padding;
+        if let Some(at) = found.filter(is_own) {
             return ForgetError::OtherKind { live: Box::new(self.live(&self.slots[at])) };
         }
         if addr == 0 {
             return ForgetError::Null;
         }
         let of_space = |slot: &Slot| (slot.kind == AllocKind::Pinned) == (class == Class::Pinned);
-        let owner = self.space(class).owner(addr).map(|at| Box::new(self.live(&self.slots[at])));
+        let owner =
+            self.space(class).owner(addr).filter(is_own).map(|at| Box::new(self.live(&self.slots[at])));
         // A base that was handed out once says more than where the address lies now.
         if let Some(stone) = self.graveyard.last(|slot| slot.addr == addr && of_space(slot)) {
             return ForgetError::DoubleFree { freed: Box::new(self.freed(stone)), now_inside: owner };

@@ -4,9 +4,9 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use crate::LiveAllocation;
 use crate::ledger::Shared;
 use crate::report::allocations;
+use crate::{AllocKind, LiveAllocation};
 
 /// Allocations that a failed assertion names one by one.
 const NAMED: usize = 10;
@@ -38,7 +38,7 @@ pub(crate) fn fail(what: &str, shown: &[LiveAllocation], ledger: &Arc<Shared>) -
 
 #[track_caller]
 pub(crate) fn assert_nothing_live(ledger: &Arc<Shared>) {
-    let left = ledger.live_where(|_| true);
+    let left = ledger.live_where(|record| record.kind != AllocKind::Padding);
     if !left.is_empty() {
         fail(&format!("{} still live", allocations(left.len() as u64)), &left, ledger);
     }

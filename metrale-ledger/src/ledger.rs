@@ -33,6 +33,7 @@ pub(crate) struct Shared {
     arena_resident_bytes: AtomicU64,
     pinned_bytes: AtomicU64,
     pinned_count: AtomicU64,
+    padding_bytes: AtomicU64,
     /// Live allocations overlap, so all but the first three must be asked of the book.
     stale: AtomicBool,
 }
@@ -53,6 +54,7 @@ impl Shared {
             arena_resident_bytes: AtomicU64::new(0),
             pinned_bytes: AtomicU64::new(0),
             pinned_count: AtomicU64::new(0),
+            padding_bytes: AtomicU64::new(0),
             stale: AtomicBool::new(false),
         }
     }
@@ -89,6 +91,7 @@ impl Shared {
             (&self.arena_resident_bytes, totals.arena_resident_bytes),
             (&self.pinned_bytes, totals.pinned_bytes),
             (&self.pinned_count, totals.pinned_count),
+            (&self.padding_bytes, totals.padding_bytes),
         ] {
             cell.store(value, Relaxed);
         }
@@ -121,8 +124,8 @@ impl Shared {
     /// What was recorded at `index` or later, and how many live allocations are older.
     pub(crate) fn live_since(&self, index: u64) -> (Vec<LiveAllocation>, usize) {
         let book = self.book.lock();
-        let old = book.live_slots().filter(|slot| slot.index < index).count();
-        (book.live_where(|record| record.index >= index), old)
+        let old = book.live_slots().filter(|slot| slot.index < index && !slot.is_padding()).count();
+        (book.live_where(|record| record.index >= index && record.kind != AllocKind::Padding), old)
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
@@ -162,7 +165,7 @@ macro_rules! reads {
             }
 
             /// What the driver keeps beyond what was asked for: [`resident_bytes`](Self::resident_bytes) less the bytes of
-            /// live device allocations, of one moment. Costs as that does.
+            /// live device allocations and of their padding, of one moment. Costs as that does.
             pub fn slack_bytes(&self) -> usize {
                 self.shared.read(&self.shared.slack_bytes)
             }
@@ -203,6 +206,11 @@ macro_rules! reads {
                 self.shared.read(&self.shared.pinned_count)
             }
 
+            /// Bytes of live padding, which the live totals leave out and the residency counts.
+            pub fn padding_bytes(&self) -> usize {
+                self.shared.read(&self.shared.padding_bytes)
+            }
+
             /// Every live device and managed allocation, base address and record, in order of creation.
             pub fn live_allocations(&self) -> Vec<(u64, AllocRecord)> {
                 self.shared.allocations(AllocKind::is_sweepable)
@@ -229,7 +237,7 @@ macro_rules! reads {
                 self.snapshot().report(top_n, min_mb)
             }
 
-            /// For tests: asserts that nothing is live, of any kind.
+            /// For tests: asserts that nothing is live, of any kind but padding, which is the allocator's own.
             ///
             /// # Panics
             /// When something is, with the first such allocations and the report.
@@ -241,10 +249,14 @@ macro_rules! reads {
             /// This moment, to compare with later.
             pub fn mark(&self) -> Mark {
                 let book = self.shared.book.lock();
-                Mark { live_count: book.live_slots().count(), next_index: book.next_index() }
+                Mark {
+                    live_count: book.live_slots().filter(|slot| !slot.is_padding()).count(),
+                    next_index: book.next_index(),
+                }
             }
 
-            /// For tests: asserts that exactly what was live at the mark is live now, of every kind and every thread.
+            /// For tests: asserts that exactly what was live at the mark is live now, of every kind but padding and every
+            /// thread.
             ///
             /// # Panics
             /// When it is not, with what is new, how many are gone, and the report.
@@ -350,6 +362,15 @@ impl Ledger {
     #[track_caller]
     pub fn try_forget_pinned(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
         self.forget_class(addr, Class::Pinned)
+    }
+
+    /// Takes padding off the ledger, by its first address.
+    ///
+    /// # Errors
+    /// As [`try_forget`](Self::try_forget).
+    #[track_caller]
+    pub fn try_forget_padding(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
+        self.forget_class(addr, Class::Padding)
     }
 
     #[track_caller]

@@ -60,14 +60,16 @@ fn page_bytes(pages: usize) -> usize {
 
 fn agrees(ledger: &Ledger, model: &Model) {
     let device = |kind| kind == AllocKind::Device;
-    let device_pages = model.pages(device);
-    let all_pages = model.pages(|kind| device(kind) || kind == AllocKind::Arena);
+    let packed = |kind| device(kind) || kind == AllocKind::Padding;
+    let device_pages = model.pages(packed);
+    let all_pages = model.pages(|kind| packed(kind) || kind == AllocKind::Arena);
     let live = model.bytes(AllocKind::is_sweepable);
     assert_eq!(ledger.live_bytes(), live);
     assert_eq!(ledger.live_count(), model.live.values().filter(|v| v.1.is_sweepable()).count());
     assert_eq!(ledger.peak_bytes(), model.peak);
     assert_eq!(ledger.resident_bytes(), page_bytes(device_pages.len()));
-    assert_eq!(ledger.slack_bytes(), page_bytes(device_pages.len()).saturating_sub(model.bytes(device)));
+    assert_eq!(ledger.slack_bytes(), page_bytes(device_pages.len()).saturating_sub(model.bytes(packed)));
+    assert_eq!(ledger.padding_bytes(), model.bytes(|kind| kind == AllocKind::Padding));
     assert_eq!(ledger.arena_bytes(), model.bytes(|kind| kind == AllocKind::Arena));
     assert_eq!(ledger.arena_resident_bytes(), page_bytes(all_pages.len() - device_pages.len()));
     let of_device = model.live.iter().filter(|(_, v)| device(v.1)).map(|(&addr, v)| (addr, v.0));
