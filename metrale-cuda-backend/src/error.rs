@@ -60,8 +60,8 @@ pub fn remedy(error: &anyhow::Error) -> Option<Remedy> {
             Some(Remedy::FreeAndRetry)
         } else if cause.is::<ContextLost>() || cause.is::<KernelFault>() {
             Some(Remedy::Relaunch)
-        } else if cause.is::<LedgerConflict>() {
-            Some(Remedy::ReportBug)
+        } else if let Some(cause) = cause.downcast_ref::<LedgerConflict>() {
+            Some(cause.remedy())
         } else if cause.is::<BadArgument>()
             || cause.is::<NotBound>()
             || cause.is::<CopyOutOfBounds>()
@@ -162,13 +162,18 @@ impl BadArgument {
     }
 }
 
-/// The driver handed out memory that the ledger cannot take in, for it overlaps what is live. The memory was given back.
+/// The driver handed out memory that the ledger cannot take in, for it overlaps what is live. The memory was given back,
+/// unless the driver refused that too.
 ///
 /// Either another part of the process freed memory of this backend behind its back, or this is a bug.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the driver returned {bytes} bytes at {addr:#x}, which the ledger refuses: {reason}. Something freed the backend's \
-     memory behind its back, or the ledger is wrong; the new memory was given back"
+     memory behind its back, or the ledger is wrong; {}",
+    match not_given_back {
+        None => "the new memory was given back".to_owned(),
+        Some(error) => format!("the new memory could not be given back either, and is leaked: {error}"),
+    }
 )]
 #[non_exhaustive]
 pub struct LedgerConflict {
@@ -178,6 +183,19 @@ pub struct LedgerConflict {
     pub bytes: usize,
     /// The ledger's own answer.
     pub reason: String,
+    /// The driver's answer where it did not take the memory back: it is then leaked, and on no book.
+    pub not_given_back: Option<DriverError>,
+}
+
+impl LedgerConflict {
+    /// What the caller can do.
+    #[must_use]
+    pub fn remedy(&self) -> Remedy {
+        match self.not_given_back.map(|error| remedy_of_status(error.status)) {
+            Some(Remedy::Relaunch) => Remedy::Relaunch,
+            _ => Remedy::ReportBug,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -105,15 +105,15 @@ impl MetraleCudaBackend {
             .map_err(|error| self.not_given(error, bytes, AllocKind::Pinned, site))?;
         let Some(address) = NonNull::new(address.cast::<u8>()) else {
             let reason = "null is no address".to_owned();
-            return Err(LedgerConflict { addr: 0, bytes, reason }.into());
+            return Err(LedgerConflict { addr: 0, bytes, reason, not_given_back: None }.into());
         };
         // SAFETY: the driver has just allocated `bytes` bytes there, and nobody else knows the address.
         unsafe { address.write_bytes(0, bytes) };
         let pinned = PinnedPtr { address, bytes };
         if let Err(misuse) = self.book().record(pinned.addr(), bytes, AllocKind::Pinned, site) {
-            // The conflict is the error that counts; a refusal to take back would only follow from it.
-            let _ = self.give_pinned_to_driver(pinned.addr());
-            return Err(LedgerConflict { addr: pinned.addr(), bytes, reason: misuse.to_string() }.into());
+            let (addr, reason) = (pinned.addr(), misuse.to_string());
+            let not_given_back = self.give_pinned_to_driver(addr).err();
+            return Err(LedgerConflict { addr, bytes, reason, not_given_back }.into());
         }
         Ok(pinned)
     }
