@@ -13,10 +13,14 @@ use metrale_telemetry::{ModuleLoad, run_metrics};
 use crate::book::Book;
 use crate::call::{Doing, ask};
 use crate::config::BackendConfig;
-use crate::error::NotBound;
+use crate::error::{FeatureOff, NotBound};
 use crate::gpu::DevicePtr;
 use crate::launch::Kernels;
+use crate::memory::{Cost, Costs, Polling, memory_info_of};
+use crate::parts::HAS_REDZONE;
+use crate::redzone::Zones;
 use crate::signature::Signatures;
+use crate::stream::Streams;
 
 /// A device that reads pageable host memory through the host's own page tables.
 const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: CUdevice_attribute = 100;
@@ -31,6 +35,11 @@ const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: CUdevice_attribute = 100;
 pub struct MetraleCudaBackend {
     // In this order: the ledger's memory is freed by `drop`, before any field goes.
     book: Book,
+    /// Before the host: its kernels unload into a context that is there.
+    zones: Zones,
+    streams: Streams,
+    costs: Costs,
+    polling: Polling,
     kernels: Kernels,
     signatures: Signatures,
     registry: Arc<MetraleRegistry>,
@@ -78,6 +87,7 @@ impl BackendBuilder {
     ///
     /// # Errors
     /// [`ConfigError`](crate::ConfigError) for an environment variable that does not parse;
+    /// [`FeatureOff`](crate::FeatureOff) for red zones without the feature `redzone`;
     /// [`HostError`](crate::HostError) without a usable driver or device; [`RegistryError`](crate::RegistryError) for a
     /// module that does not load. Nothing is left behind.
     pub fn build(self) -> Result<MetraleCudaBackend> {
@@ -89,15 +99,31 @@ impl BackendBuilder {
             Some(driver) => driver,
             None => metrale_driver_sys::system().map_err(HostError::NoDriver)?,
         };
+        if config.redzone.band_bytes > 0 && !HAS_REDZONE {
+            return Err(FeatureOff { feature: "redzone" }.into());
+        }
         // Before the first look-up, so that the audit lists only those of this backend.
         run_metrics::reset_for_new_run();
         let host = CudaHost::acquire(driver, self.ordinal)?;
         host.set_teardown_sink_if_none(Arc::new(|error| tracing::error!("{error}")));
+        let costs = Costs::default();
+        let used = || {
+            memory_info_of(host.driver())
+                .map(|info| info.used_bytes())
+                .doing(|| "asking for the free memory".to_owned())
+        };
+        let baseline = used()?;
         let registry = MetraleRegistry::load_into(Arc::clone(&host), &self.modules)?;
+        costs.set_baseline(baseline);
+        costs.note(Cost::Modules, used()? as i64 - baseline as i64);
         note_modules(&registry);
         let reads_pageable_memory = reads_pageable_memory(&host);
         let backend = MetraleCudaBackend {
             book: Book::default(),
+            zones: Zones::new(config.redzone.clone()),
+            streams: Streams::default(),
+            costs,
+            polling: Polling::default(),
             kernels: Kernels::default(),
             signatures: Signatures::new(&self.modules),
             registry,
@@ -254,6 +280,22 @@ impl MetraleCudaBackend {
 
     pub(crate) const fn book(&self) -> &Book {
         &self.book
+    }
+
+    pub(crate) const fn zones(&self) -> &Zones {
+        &self.zones
+    }
+
+    pub(crate) const fn streams(&self) -> &Streams {
+        &self.streams
+    }
+
+    pub(crate) const fn costs(&self) -> &Costs {
+        &self.costs
+    }
+
+    pub(crate) const fn polling(&self) -> &Polling {
+        &self.polling
     }
 
     pub(crate) const fn kernels(&self) -> &Kernels {

@@ -3,7 +3,7 @@
 //!
 //! | [`Remedy`] | causes |
 //! |---|---|
-//! | [`FreeAndRetry`](Remedy::FreeAndRetry) | [`OutOfMemory`] |
+//! | [`FreeAndRetry`](Remedy::FreeAndRetry) | [`OutOfMemory`], [`BelowFloor`] |
 //! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`], [`FreeError`], [`ConfigError`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
 //! | [`Relaunch`](Remedy::Relaunch) | [`ContextLost`], [`KernelFault`], and whatever carries a status the context does not survive |
 //! | [`ReportBug`](Remedy::ReportBug) | [`LedgerConflict`], statuses that no call of ours should bring |
@@ -18,7 +18,13 @@ use metrale_registry::{HostError, LaunchError, RegistryError};
 
 use crate::config::ConfigError;
 use crate::launch::KernelFault;
-use crate::memory::{CopyOutOfBounds, FreeError, OutOfMemory};
+use crate::memory::{
+    AccountError, BelowFloor, CopyOutOfBounds, FreeError, FreeUnknown, MemInfoError, OutOfMemory,
+    WatchdogError,
+};
+use crate::preflight::{PreflightError, TargetMismatch};
+use crate::redzone::{TableFull, TooLargeForBands};
+use crate::tensor_map::{TensorMapError, TensorMapOutOfBounds};
 
 /// What the caller of a failed call can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,7 +62,7 @@ pub fn remedy(error: &anyhow::Error) -> Option<Remedy> {
             Some(remedy_of_status(cause.error.status))
         } else if let Some(cause) = cause.downcast_ref::<DriverError>() {
             Some(remedy_of_status(cause.status))
-        } else if cause.is::<OutOfMemory>() {
+        } else if cause.is::<OutOfMemory>() || cause.is::<BelowFloor>() {
             Some(Remedy::FreeAndRetry)
         } else if cause.is::<ContextLost>() || cause.is::<KernelFault>() {
             Some(Remedy::Relaunch)
@@ -67,6 +73,17 @@ pub fn remedy(error: &anyhow::Error) -> Option<Remedy> {
             || cause.is::<CopyOutOfBounds>()
             || cause.is::<FreeError>()
             || cause.is::<ConfigError>()
+            || cause.is::<FeatureOff>()
+            || cause.is::<PreflightError>()
+            || cause.is::<TargetMismatch>()
+            || cause.is::<TooLargeForBands>()
+            || cause.is::<TableFull>()
+            || cause.is::<TensorMapError>()
+            || cause.is::<TensorMapOutOfBounds>()
+            || cause.is::<WatchdogError>()
+            || cause.is::<FreeUnknown>()
+            || cause.is::<MemInfoError>()
+            || cause.is::<AccountError>()
         {
             Some(Remedy::FixCall)
         } else {
@@ -160,6 +177,17 @@ impl BadArgument {
     pub fn new(what: impl Into<String>) -> Self {
         Self { what: what.into() }
     }
+}
+
+/// What was asked for is not compiled in. Build with the Cargo feature, which is on by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "this program was built without metrale-cuda-backend's feature {feature:?}; build it with the feature on"
+)]
+#[non_exhaustive]
+pub struct FeatureOff {
+    /// The feature's name.
+    pub feature: &'static str,
 }
 
 /// The driver handed out memory that the ledger cannot take in, for it overlaps what is live. The memory was given back,

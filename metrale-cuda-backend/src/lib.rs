@@ -43,6 +43,11 @@
 //!
 //! # Features
 //! * `ledger` (on): keeps the ledger. Without it the same methods exist and the reads answer zero.
+//! * `redzone` (on): bands around allocations, in which a stray write shows. Without it a configuration that asks for them is
+//!   refused with [`FeatureOff`], and scans find none.
+//! * `watchdog` (on): the watchdog over the free memory. Without it starting one is refused.
+//! * `tensormap` (on): encoding tensor maps. Without it encoding one is refused; the rules can still be checked.
+//! * `timing` (on): timed spans. Without it a timer stays off.
 //! * `sim` (off): `builder().software(profile)`, the driver in software.
 //! * `serde` (off): `Serialize` and `Deserialize` for the account and the ledger's snapshots.
 //! * `metrale_scale` (off): builds for AMD's SCALE toolchain.
@@ -72,7 +77,7 @@ pub mod timing;
 
 pub use backend::{BackendBuilder, MetraleCudaBackend};
 pub use config::{BackendConfig, ConfigError, DEBUG_SYNC_KERNELS};
-pub use error::{BadArgument, CallFailed, ContextLost, LedgerConflict, NotBound, Remedy, remedy};
+pub use error::{BadArgument, CallFailed, ContextLost, FeatureOff, LedgerConflict, NotBound, Remedy, remedy};
 pub use gpu::{DevicePtr, GpuBackend, GraphHandle, KernelHandle};
 pub use launch::{KernelFault, KernelLaunch};
 pub use memory::{
@@ -87,9 +92,9 @@ pub use metrale_registry::{
 pub use stream::LEGACY_STREAM;
 
 pub use arch::{CodeTarget, ComputeCapability, DeviceArch, IsaVersion, Portability, Shortfall, SmTarget};
-pub use memory::effective_free_bytes;
+pub use memory::{cuda_free_memory_bytes, effective_free_bytes};
 pub use preflight::{ModuleTarget, PreflightError, PreflightWarning, RefusedCode, TargetMismatch, preflight};
-pub use tensor_map::{TensorMap, TensorMapError, TensorMapSpec};
+pub use tensor_map::{TensorMap, TensorMapError, TensorMapOutOfBounds, TensorMapSpec};
 
 /// Compiles and runs the README's example.
 #[cfg(doctest)]

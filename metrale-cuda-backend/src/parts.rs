@@ -4,6 +4,18 @@
 /// Whether allocations are written into the ledger; without it the ledger stays empty and the reads answer zero.
 pub(crate) const KEEPS_LEDGER: bool = cfg!(feature = "ledger");
 
+/// Whether allocations may have red zones; without it a backend that is asked for them is not built, and scans find none.
+pub(crate) const HAS_REDZONE: bool = cfg!(feature = "redzone");
+
+/// Whether the watchdog can be started; without it starting one is refused.
+pub(crate) const HAS_WATCHDOG: bool = cfg!(feature = "watchdog");
+
+/// Whether tensor maps can be encoded; without it encoding one is refused, and checking one is not.
+pub(crate) const HAS_TENSORMAP: bool = cfg!(feature = "tensormap");
+
+/// Whether spans can be timed; without it a timer stays off.
+pub(crate) const HAS_TIMING: bool = cfg!(feature = "timing");
+
 /// Where the driver in software comes in.
 #[cfg(feature = "sim")]
 mod software {

@@ -107,7 +107,7 @@ impl MetraleCudaBackend {
                 swept.bytes(),
                 LargestSites(&swept.records)
             );
-            swept.free(|addr| self.give_to_driver(addr));
+            swept.free(|addr| self.give_swept(addr));
         }
         count
     }
@@ -144,12 +144,14 @@ impl MetraleCudaBackend {
                     "either a load was abandoned on the way (an error or a panic), or these allocations have no owner that \
                      frees them",
                 );
+                self.close_zones();
                 self.free_left(AllocKind::Arena, |addr| self.give_to_driver(addr));
                 self.free_left(AllocKind::Pinned, |addr| self.give_pinned_to_driver(addr));
             }
             // A context that is gone has taken its memory with it; a probe that outlives the backend must not show it.
             Err(error) if is_teardown_noop(error.status) => {
                 self.book().ledger().drain();
+                self.left_of(AllocKind::Padding);
                 self.left_of(AllocKind::Arena);
                 self.left_of(AllocKind::Pinned);
             }

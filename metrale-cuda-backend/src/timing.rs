@@ -9,6 +9,8 @@ use std::sync::Arc;
 use metrale_telemetry::spans::{PendingSpans, SpanRow, SpanTotals};
 use parking_lot::Mutex;
 
+use crate::parts::HAS_TIMING;
+
 /// Two timing events, recorded in front of and behind some work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EventPair {
@@ -57,9 +59,9 @@ impl SpanTimer {
         }
     }
 
-    /// Switches timing on or off. Spans begun before are still read.
+    /// Switches timing on or off; without the feature `timing` it stays off. Spans begun before are still read.
     pub fn set_enabled(&self, on: bool) {
-        self.totals.set_enabled(on);
+        self.totals.set_enabled(on && HAS_TIMING);
     }
 
     /// Whether to record events around work.
@@ -179,7 +181,7 @@ mod tests {
         let timer = SpanTimer::with_limit(4);
         assert!(!timer.is_enabled());
         timer.set_enabled(true);
-        assert!(timer.is_enabled());
+        assert_eq!(timer.is_enabled(), HAS_TIMING);
     }
 
     #[test]

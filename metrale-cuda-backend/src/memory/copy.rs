@@ -255,16 +255,16 @@ impl MetraleCudaBackend {
     }
 
     /// Refuses an end that begins in an allocation the ledger knows and would leave it.
-    pub(crate) fn within(
-        &self,
-        operation: &'static str,
-        end: End,
-        ptr: DevicePtr,
-        bytes: u64,
-    ) -> Result<(), CopyOutOfBounds> {
+    pub(crate) fn within(&self, operation: &'static str, end: End, ptr: DevicePtr, bytes: u64) -> Result<()> {
         match self.book().whois(ptr.0) {
+            // Bands, and what is kept after its free, are live at the driver and nobody's to touch.
+            Whois::Live { allocation, .. } if allocation.record.kind == AllocKind::Padding => {
+                Ok(self.refuse_redzone(operation, &end.to_string(), ptr)?)
+            }
+            Whois::Freed { .. } => Ok(self.refuse_redzone(operation, &end.to_string(), ptr)?),
             Whois::Live { allocation, offset_bytes } if bytes > room(&allocation.record, offset_bytes) => {
-                Err(CopyOutOfBounds { operation, end, addr: ptr.0, bytes, owner: Box::new(allocation) })
+                Err(CopyOutOfBounds { operation, end, addr: ptr.0, bytes, owner: Box::new(allocation) }
+                    .into())
             }
             // Not ours: another owner's memory is the driver's to judge.
             _ => Ok(()),

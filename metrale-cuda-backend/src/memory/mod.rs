@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory: allocating, freeing, copying, asking.
 
+mod accounting;
 mod alloc;
 mod arena;
 mod copy;
 mod copy_2d;
+mod cost;
+mod free;
 mod info;
 mod memset;
+mod oom_watchdog;
 mod out_of_memory;
 mod pinned;
 mod upload;
@@ -22,6 +26,7 @@ mod watchdog;
 pub use alloc::FreeError;
 pub use copy::{CopyOutOfBounds, End};
 pub use copy_2d::{Copy2d, Side};
+pub use free::cuda_free_memory_bytes;
 pub use info::MemoryInfo;
 pub use out_of_memory::{Holder, OutOfMemory, Verdict};
 pub use pinned::{PinnedBuffer, PinnedPtr};
@@ -38,3 +43,6 @@ pub use watchdog::{
     BelowFloor, LOW_MEMORY_EXIT_CODE, LOW_READINGS, LowMemory, LowMemoryHandler, Pace, Watchdog,
     WatchdogError, WatchdogParts, WatchdogThread, Watched, load_fits, watch,
 };
+
+pub(crate) use cost::{Cost, Costs};
+pub(crate) use free::{Polling, memory_info_of};

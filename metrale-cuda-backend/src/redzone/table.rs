@@ -211,6 +211,17 @@ impl<T> BandTable<T> {
             .collect()
     }
 
+    /// Takes back updates that did not reach the device.
+    pub fn return_updates(&mut self, updates: impl IntoIterator<Item = BandUpdate>) {
+        for BandUpdate { slot, fill, .. } in updates {
+            self.stale.insert(slot);
+            // A slot that was freed meanwhile has nothing to fill.
+            if fill && self.get(slot).is_some() {
+                self.fill.insert(slot);
+            }
+        }
+    }
+
     /// Makes everything stale, for a device table that is new; the bands are not filled again.
     pub fn forget_device(&mut self) {
         self.stale.extend((0..).zip(&self.slots).map(|(slot, _)| slot));
@@ -311,6 +322,23 @@ mod tests {
         table.forget_device();
         assert_eq!(table.pending(), 5);
         assert!(table.take_updates(9).iter().all(|update| !update.fill));
+    }
+
+    #[test]
+    fn updates_that_did_not_arrive_come_again() {
+        let mut table = BandTable::new();
+        let (a, b) =
+            (table.insert(band(0x200), 1, true).unwrap(), table.insert(band(0x400), 2, true).unwrap());
+        let lost = table.take_updates(9);
+        table.remove(b);
+        let _ = table.take_updates(9);
+        table.return_updates(lost);
+        let again = table.take_updates(9);
+        assert_eq!(
+            again.iter().map(|update| (update.slot, update.fill)).collect::<Vec<_>>(),
+            [(a, true), (b, false)]
+        );
+        assert_eq!(again[1].band.bytes, 0);
     }
 
     #[test]
