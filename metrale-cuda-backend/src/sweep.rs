@@ -145,6 +145,8 @@ impl MetraleCudaBackend {
                      frees them",
                 );
                 self.close_zones();
+                // Freed memory that the driver had refused to take back.
+                self.left_of(AllocKind::Padding).free(|addr| self.give_to_driver(addr));
                 self.free_left(AllocKind::Arena, |addr| self.give_to_driver(addr));
                 self.free_left(AllocKind::Pinned, |addr| self.give_pinned_to_driver(addr));
             }
@@ -156,9 +158,11 @@ impl MetraleCudaBackend {
                 self.left_of(AllocKind::Pinned);
             }
             Err(error) => {
-                let left = self.book().ledger().live_count();
+                let ledger = self.book().ledger();
+                let (left, padding) = (ledger.live_count(), ByteSize(ledger.padding_bytes() as u64));
                 tracing::error!(
-                    "{left} allocations could not be freed when their backend was dropped: {error}"
+                    "{left} allocations and {padding} of red zones and quarantine could not be freed when their backend was \
+                     dropped: {error}"
                 );
             }
         }

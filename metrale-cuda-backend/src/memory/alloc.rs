@@ -106,7 +106,7 @@ impl MetraleCudaBackend {
         };
         loop {
             match ask() {
-                Err(error) if error.status == CUDA_ERROR_OUT_OF_MEMORY && self.relieve_quarantine(bytes) => {}
+                Err(error) if error.status == CUDA_ERROR_OUT_OF_MEMORY && self.relieve_quarantine() => {}
                 answer => return answer,
             }
         }

@@ -95,7 +95,7 @@ impl MetraleCudaBackend {
     /// Frees an allocation that had bands: into quarantine where there is one, and otherwise to the driver.
     pub(crate) fn give_padded(&self, padded: &Padded) -> Result<(), DriverError> {
         self.check_bands(padded);
-        if self.zones().quarantines() && self.into_quarantine(padded) {
+        if self.zones().quarantines() && self.quarantine(padded) {
             return Ok(());
         }
         self.give_to_driver(padded.base)
@@ -113,7 +113,7 @@ impl MetraleCudaBackend {
     }
 
     /// Keeps freed memory, filled. `false` where that cannot be: then it goes to the driver.
-    fn into_quarantine(&self, padded: &Padded) -> bool {
+    fn quarantine(&self, padded: &Padded) -> bool {
         let mut kept = padded.clone();
         kept.freed = true;
         let leaving = {
@@ -152,16 +152,18 @@ impl MetraleCudaBackend {
             self.check_bands(&padded);
             if let Err(error) = self.give_to_driver(padded.base) {
                 tracing::error!("freed memory at {address:#x} could not leave the quarantine: {error}");
+                // It still takes its pages. Nothing else is there, so this cannot fail.
+                let _ = self.record_padding(&padded);
             }
         }
     }
 
-    /// Gives `bytes` bytes of quarantine back to the driver, which has no more. Whether there were any.
-    pub(crate) fn relieve_quarantine(&self, bytes: usize) -> bool {
+    /// Gives the oldest freed memory in quarantine back to the driver, which has no more. Whether there was any.
+    pub(crate) fn relieve_quarantine(&self) -> bool {
         if !self.zones().quarantines() {
             return false;
         }
-        let leaving = self.zones().lock().release(bytes as u64);
+        let leaving = self.zones().lock().release(1);
         let some = !leaving.is_empty();
         self.expel(leaving);
         some

@@ -156,7 +156,8 @@ fn every_recorded_bound_of_the_driver_is_ours_or_is_refused_for_a_reason() {
             "sw64 64B" => f16().box_dims(&[32, 64]).swizzle(Swizzle::Bytes64),
             "sw64 66B?" => f16().box_dims(&[33, 64]).swizzle(Swizzle::Bytes64),
             "box rows 256" => f16().box_dims(&[64, 256]),
-            "big box bytes" => f16().box_dims(&[256, 256]),
+            // 256 KiB.
+            "big box bytes" => of(ElementType::F32, &[1024, 512], &[4096], &[256, 256]),
             "es0 2 no interleave" => f16().element_strides(&[2, 1]),
             other => panic!("{other}"),
         };
