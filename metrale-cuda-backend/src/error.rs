@@ -4,7 +4,7 @@
 //! | [`Remedy`] | causes |
 //! |---|---|
 //! | [`FreeAndRetry`](Remedy::FreeAndRetry) | [`OutOfMemory`], [`BelowFloor`] |
-//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`], [`FreeError`], [`ConfigError`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
+//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`], [`FreeError`], [`ConfigError`], [`FeatureOff`], [`PreflightError`], [`TargetMismatch`], [`TooLargeForBands`], [`TableFull`], [`TensorMapError`], [`TensorMapOutOfBounds`], [`WatchdogError`], [`FreeUnknown`], [`MemInfoError`], [`AccountError`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
 //! | [`Relaunch`](Remedy::Relaunch) | [`ContextLost`], [`KernelFault`], and whatever carries a status the context does not survive |
 //! | [`ReportBug`](Remedy::ReportBug) | [`LedgerConflict`], statuses that no call of ours should bring |
 //!
@@ -255,6 +255,24 @@ mod tests {
         assert_eq!(error.downcast_ref::<ContextLost>().map(|lost| lost.driver), Some(driver));
         assert_eq!(remedy(&anyhow::anyhow!("something else")), None);
         assert_eq!(remedy(&anyhow::Error::new(driver)), Some(Remedy::Relaunch));
+    }
+
+    #[test]
+    fn what_is_decided_before_the_driver_is_asked_has_a_remedy_too() {
+        let fix: [anyhow::Error; 7] = [
+            FeatureOff { feature: "redzone" }.into(),
+            TooLargeForBands { requested_bytes: usize::MAX, pad_bytes: 16 }.into(),
+            TableFull { slots: 1 << 32 }.into(),
+            TensorMapError { broken: Vec::new() }.into(),
+            WatchdogError::ZeroThreshold.into(),
+            MemInfoError::NoTotal.into(),
+            AccountError::DuplicateName { name: "ledger".into() }.into(),
+        ];
+        for error in fix {
+            assert_eq!(remedy(&error), Some(Remedy::FixCall), "{error}");
+        }
+        let below = BelowFloor { wanted_bytes: 3, free_bytes: 2, floor_bytes: 1 };
+        assert_eq!(remedy(&below.into()), Some(Remedy::FreeAndRetry));
     }
 
     #[test]

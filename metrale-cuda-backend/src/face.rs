@@ -2,6 +2,7 @@
 //! [`GpuBackend`] for [`MetraleCudaBackend`]: each method is the inherent one of the same name.
 
 use core::ffi::c_void;
+use core::time::Duration;
 
 use anyhow::Result;
 use metrale_ledger::{LedgerProbe, ScopeGuard};
@@ -9,7 +10,9 @@ use metrale_ledger::{LedgerProbe, ScopeGuard};
 use crate::backend::MetraleCudaBackend;
 use crate::gpu::{DevicePtr, GpuBackend, KernelHandle};
 use crate::launch::KernelLaunch;
-use crate::memory::{Account, Copy2d, EffectiveFree, MemoryInfo, PinnedPtr, PolledFree};
+use crate::memory::{
+    Account, Copy2d, EffectiveFree, LowMemoryHandler, MemoryInfo, PinnedPtr, PolledFree, WatchdogThread,
+};
 use crate::redzone::ScanReport;
 use crate::tensor_map::{TensorMap, TensorMapSpec};
 
@@ -262,6 +265,19 @@ impl GpuBackend for MetraleCudaBackend {
 
     fn account(&self) -> Result<Account> {
         Self::account(self)
+    }
+
+    fn spawn_oom_watchdog(&self, threshold_mb: u64, interval: Duration) -> Result<WatchdogThread> {
+        Self::spawn_oom_watchdog(self, threshold_mb, interval)
+    }
+
+    fn spawn_oom_watchdog_with(
+        &self,
+        threshold_mb: u64,
+        interval: Duration,
+        handler: LowMemoryHandler,
+    ) -> Result<WatchdogThread> {
+        Self::spawn_oom_watchdog_with(self, threshold_mb, interval, handler)
     }
 
     fn scan_redzones(&self) -> Result<usize> {

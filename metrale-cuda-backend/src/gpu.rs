@@ -3,12 +3,15 @@
 
 use core::ffi::c_void;
 use core::fmt;
+use core::time::Duration;
 
 use anyhow::Result;
 use metrale_ledger::{LedgerProbe, ScopeGuard};
 
 use crate::launch::KernelLaunch;
-use crate::memory::{Account, Copy2d, EffectiveFree, MemoryInfo, PinnedPtr, PolledFree};
+use crate::memory::{
+    Account, Copy2d, EffectiveFree, LowMemoryHandler, MemoryInfo, PinnedPtr, PolledFree, WatchdogThread,
+};
 use crate::redzone::ScanReport;
 use crate::tensor_map::{TensorMap, TensorMapSpec};
 
@@ -476,6 +479,31 @@ pub trait GpuBackend: Send + Sync {
     /// # Errors
     /// As the trait says.
     fn account(&self) -> Result<Account>;
+
+    /// Starts the process's watchdog over this device's free memory, which ends the process: three readings in a row
+    /// below `threshold_mb` MiB, taken every `interval`, print the ledger's report and exit with
+    /// [`LOW_MEMORY_EXIT_CODE`](crate::memory::LOW_MEMORY_EXIT_CODE).
+    ///
+    /// A good reading in between starts the count anew, an unanswered one changes nothing. What is read is the
+    /// [effective free memory](Self::effective_free). The watchdog keeps no context alive: when the device's last user
+    /// is gone its readings go unanswered. Does not block. Allowed during a capture, where it goes on reading.
+    ///
+    /// # Errors
+    /// [`WatchdogError`](crate::memory::WatchdogError): a threshold of 0 or above the device's total, an interval of 0 or above a
+    /// minute, a process that has one already. [`FeatureOff`](crate::FeatureOff) without the feature `watchdog`.
+    fn spawn_oom_watchdog(&self, threshold_mb: u64, interval: Duration) -> Result<WatchdogThread>;
+
+    /// As [`spawn_oom_watchdog`](Self::spawn_oom_watchdog), and calls `handler`, once, instead of ending the process. The
+    /// report is printed before. The handler runs on the watchdog's thread, to which the device's context is bound.
+    ///
+    /// # Errors
+    /// As [`spawn_oom_watchdog`](Self::spawn_oom_watchdog).
+    fn spawn_oom_watchdog_with(
+        &self,
+        threshold_mb: u64,
+        interval: Duration,
+        handler: LowMemoryHandler,
+    ) -> Result<WatchdogThread>;
 
     /// Looks at every red zone, and returns how many bands were written to. Each is logged at ERROR with its owner's line,
     /// scope and creation index, what changed and since when, and is filled again. 0 without red zones.

@@ -397,6 +397,34 @@ on_both_drivers! {
         logged(|| drop(backend));
     }
 
+    threads_allocate_and_free_while_another_scans(driver) {
+        let backend = guarded(&driver, config(64, |redzone| redzone.quarantine_bytes = 1 << 20));
+        std::thread::scope(|threads| {
+            for thread in 0..4_usize {
+                let backend = &backend;
+                threads.spawn(move || {
+                    backend.bind_to_thread().unwrap();
+                    let mut held = Vec::new();
+                    for number in 0..120 {
+                        held.push(backend.alloc(1 + (number * 997 + thread * 131) % 50_000).unwrap());
+                        if number % 2 == 1 {
+                            backend.free(held.swap_remove(number * 31 % held.len())).unwrap();
+                        }
+                    }
+                    held.into_iter().for_each(|ptr| backend.free(ptr).unwrap());
+                });
+            }
+            for _ in 0..20 {
+                assert_eq!(backend.scan_redzones().unwrap(), 0);
+                let stream = backend.create_stream().unwrap();
+                backend.destroy_stream(stream).unwrap();
+            }
+        });
+        assert_eq!((backend.live_bytes(), backend.redzone_status().violations), (0, 0));
+        assert_eq!(backend.redzone_status().allocations, 0);
+        assert!(backend.redzone_status().quarantine_bytes <= 1 << 20);
+    }
+
     a_capture_on_the_own_stream_refuses_a_scan_and_stays_valid(driver) {
         let backend = guarded(&driver, config(64, |_| {}));
         let ptr = backend.alloc(100).unwrap();

@@ -40,11 +40,13 @@ impl MetraleCudaBackend {
         let counted =
             |count: u64, one: &str| if count == 1 { format!("1 {one}") } else { format!("{count} {one}s") };
         let costs = self.costs();
-        let quarantine_bytes = self.redzone_status().quarantine_bytes;
+        let zones = self.redzone_status();
+        let quarantine_bytes = zones.quarantine_bytes;
+        let table = if zones.by_kernel == Some(true) { ", and the scan's table" } else { "" };
         let device_bytes = totals.live_bytes.saturating_sub(totals.managed_bytes);
         let mut terms = vec![
             Term::new("context baseline", signed(costs.baseline()), Quality::Measured)
-                .note("used when the backend began: the context, and what others had taken by then"),
+                .note("the context, and what others held when the backend began"),
             Term::new("modules", costs.of(Cost::Modules).bytes(), Quality::Measured)
                 .note(counted(self.registry().modules().len() as u64, "module")),
             Term::new("streams", costs.of(Cost::Streams).bytes(), Quality::Measured).note(format!(
@@ -67,9 +69,9 @@ impl MetraleCudaBackend {
                 signed(totals.padding_bytes.saturating_sub(quarantine_bytes)),
                 Quality::Measured,
             )
-            .note(counted(self.redzone_status().allocations as u64, "padded allocation")),
+            .note(format!("{}{table}", counted(zones.allocations as u64, "padded allocation"))),
             Term::new("quarantine", signed(quarantine_bytes), Quality::Measured)
-                .note(counted(self.redzone_status().quarantined as u64, "freed allocation")),
+                .note(counted(zones.quarantined as u64, "freed allocation")),
             Term::new("arenas", signed(totals.arena_resident_bytes), Quality::Modelled).note(format!(
                 "{} of {}, pages that only they touch",
                 counted(totals.arena_count, "arena"),
@@ -83,9 +85,10 @@ impl MetraleCudaBackend {
                 ByteSize(totals.managed_bytes)
             )));
         }
-        terms.push(Term::new("other processes", 0, Quality::Unknown).note(
-            "what they took before the backend began is in the baseline, later changes in the remainder",
-        ));
+        terms.push(
+            Term::new("other processes", 0, Quality::Unknown)
+                .note("from before in the baseline, from since in the remainder"),
+        );
         terms
     }
 }

@@ -17,26 +17,12 @@ use crate::parts::HAS_WATCHDOG;
 const ROWS: usize = 20;
 
 impl MetraleCudaBackend {
-    /// Starts the process's watchdog over this device's free memory, which ends the process: three readings in a row
-    /// below `threshold_mb` MiB, taken every `interval`, print the ledger's report and exit with
-    /// [`LOW_MEMORY_EXIT_CODE`](super::LOW_MEMORY_EXIT_CODE).
-    ///
-    /// A good reading in between starts the count anew, an unanswered one changes nothing. What is read is the
-    /// [effective free memory](Self::effective_free). The watchdog keeps no context alive: when the device's last user
-    /// is gone its readings go unanswered. Does not block. Allowed during a capture, where it goes on reading.
-    ///
-    /// # Errors
-    /// [`WatchdogError`](super::WatchdogError): a threshold of 0 or above the device's total, an interval of 0 or above a
-    /// minute, a process that has one already. [`FeatureOff`] without the feature `watchdog`.
+    /// See [`GpuBackend::spawn_oom_watchdog`](crate::GpuBackend::spawn_oom_watchdog).
     pub fn spawn_oom_watchdog(&self, threshold_mb: u64, interval: Duration) -> Result<WatchdogThread> {
         self.watch(threshold_mb, interval, None)
     }
 
-    /// As [`spawn_oom_watchdog`](Self::spawn_oom_watchdog), and calls `handler`, once, instead of ending the process. The
-    /// report is printed before. The handler runs on the watchdog's thread, to which the device's context is bound.
-    ///
-    /// # Errors
-    /// As [`spawn_oom_watchdog`](Self::spawn_oom_watchdog).
+    /// See [`GpuBackend::spawn_oom_watchdog_with`](crate::GpuBackend::spawn_oom_watchdog_with).
     pub fn spawn_oom_watchdog_with(
         &self,
         threshold_mb: u64,

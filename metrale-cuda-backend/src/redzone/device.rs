@@ -116,11 +116,13 @@ pub(crate) struct DeviceTable {
 impl DeviceTable {
     /// Loads the kernels, apart from the backend's own modules: no look-up of them is in the audit.
     fn load(backend: &MetraleCudaBackend) -> Result<Self> {
-        let load = || Ok(MetraleRegistry::load_into(Arc::clone(backend.host()), &[(MODULE, KERNELS_PTX)])?);
-        let registry = backend.measure(Cost::Modules, load)?;
-        let check = registry.function(MODULE, CHECK_KERNEL)?;
-        let update = registry.function(MODULE, UPDATE_KERNEL)?;
-        Ok(Self { registry, check, update, base: 0, slots: 0, counted: 0 })
+        // With the look-ups: a driver may load a kernel's code at the first of them.
+        backend.measure(Cost::Modules, || {
+            let registry = MetraleRegistry::load_into(Arc::clone(backend.host()), &[(MODULE, KERNELS_PTX)])?;
+            let check = registry.function(MODULE, CHECK_KERNEL)?;
+            let update = registry.function(MODULE, UPDATE_KERNEL)?;
+            Ok(Self { registry, check, update, base: 0, slots: 0, counted: 0 })
+        })
     }
 
     /// Checks every band and restores those that changed. The order of what was found is any.
