@@ -426,6 +426,10 @@ on_both_drivers! {
     }
 
     a_capture_on_the_own_stream_refuses_a_scan_and_stays_valid(driver) {
+        // SCALE cannot say whether a stream captures.
+        if metrale_driver_sys::SCALE {
+            return;
+        }
         let backend = guarded(&driver, config(64, |_| {}));
         let ptr = backend.alloc(100).unwrap();
         let other = backend.create_stream().unwrap();
@@ -510,7 +514,6 @@ fn nothing_leaks_whichever_call_fails() {
         DriverFn::cuMemcpyHtoDAsync_v2,
         DriverFn::cuMemcpyDtoHAsync_v2,
         DriverFn::cuStreamSynchronize,
-        DriverFn::cuStreamIsCapturing,
         DriverFn::cuModuleLoadDataEx,
         DriverFn::cuModuleGetFunction,
         DriverFn::cuLaunchKernel,
@@ -535,7 +538,7 @@ fn nothing_leaks_whichever_call_fails() {
             }
             nth += 1;
         }
-        assert!(nth > 1 || function == DriverFn::cuStreamIsCapturing, "{function} was never called");
+        assert!(nth > 1, "{function} was never called");
     }
 }
 
