@@ -5,41 +5,41 @@ use core::fmt;
 use std::sync::Arc;
 
 use anyhow::Result;
-use metrale_driver_sys::{CUcontext, CUdevice_attribute, DriverApi, DriverError};
+use metrale_driver_sys::{CUcontext, DriverApi, DriverError, attribute};
 use metrale_ledger::{LedgerProbe, ScopeGuard};
 use metrale_registry::{CudaHost, CurrentContext, DeviceFacts, HostError, MetraleRegistry, is_teardown_noop};
 use metrale_telemetry::{ModuleLoad, run_metrics};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::book::Book;
 use crate::call::{Doing, ask};
 use crate::config::BackendConfig;
 use crate::error::{FeatureOff, NotBound};
 use crate::gpu::DevicePtr;
+use crate::handles::{Handles, Kind};
 use crate::launch::Kernels;
-use crate::memory::{Cost, Costs, Polling, memory_info_of};
+use crate::memory::{Cost, Costs, PinnedBook, Polling, memory_info_of};
 use crate::parts::HAS_REDZONE;
 use crate::redzone::Zones;
 use crate::signature::Signatures;
-use crate::stream::Streams;
-
-/// A device that reads pageable host memory through the host's own page tables.
-const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: CUdevice_attribute = 100;
 
 /// The CUDA backend: one device's context, kernel modules, stream and ledger.
 ///
 /// Every method of [`GpuBackend`](crate::GpuBackend) is an inherent method too, so that nothing need be imported to call
 /// it; its documentation stands at the trait.
 ///
-/// Dropping the backend frees what is still on its ledger, and arenas and pinned memory too, with a warning that says
-/// whose they were; then the modules unload, and with the last user of the device its context goes.
+/// Dropping the backend frees what is still on its ledger, and arenas and pinned memory too, and destroys the streams and
+/// events that are left, with warnings that say whose they were; then the modules unload, and with the last user of the device its context goes.
 pub struct MetraleCudaBackend {
     // In this order: the ledger's memory is freed by `drop`, before any field goes.
     book: Book,
     /// Before the host: its kernels unload into a context that is there.
     zones: Zones,
-    streams: Streams,
     costs: Costs,
     polling: Polling,
+    pinned: Mutex<PinnedBook>,
+    streams: Handles,
+    events: Handles,
     kernels: Kernels,
     signatures: Signatures,
     registry: Arc<MetraleRegistry>,
@@ -121,9 +121,11 @@ impl BackendBuilder {
         let backend = MetraleCudaBackend {
             book: Book::default(),
             zones: Zones::new(config.redzone.clone()),
-            streams: Streams::default(),
             costs,
             polling: Polling::default(),
+            pinned: Mutex::default(),
+            streams: Handles::new(Kind::Stream),
+            events: Handles::new(Kind::Event),
             kernels: Kernels::default(),
             signatures: Signatures::new(&self.modules),
             registry,
@@ -163,16 +165,19 @@ fn note_modules(registry: &MetraleRegistry) {
     }
 }
 
-/// Whether copies from pageable memory may still read it after they were queued: where the device shares the host's
-/// memory or its page tables, the driver need not stage anything.
+/// Whether the device reaches all of the host's memory by its address. Then copies from pageable memory may still read it
+/// after they were queued, for the driver need not stage anything; and any host address would do for a device's.
 fn reads_pageable_memory(host: &CudaHost) -> bool {
-    let mut uses_page_tables = 0;
-    let which = PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
+    let mut reads = 0;
     // SAFETY: the result pointer is a local.
-    let answer =
-        unsafe { ask!(host.driver(), cuDeviceGetAttribute(&mut uses_page_tables, which, host.device())) };
+    let answer = unsafe {
+        ask!(
+            host.driver(),
+            cuDeviceGetAttribute(&mut reads, attribute::PAGEABLE_MEMORY_ACCESS, host.device())
+        )
+    };
     // A driver too old to know the attribute has no such device.
-    host.facts().integrated || (answer.is_ok() && uses_page_tables != 0)
+    host.facts().integrated || (answer.is_ok() && reads != 0)
 }
 
 impl MetraleCudaBackend {
@@ -286,16 +291,27 @@ impl MetraleCudaBackend {
         &self.zones
     }
 
-    pub(crate) const fn streams(&self) -> &Streams {
-        &self.streams
-    }
-
     pub(crate) const fn costs(&self) -> &Costs {
         &self.costs
     }
 
     pub(crate) const fn polling(&self) -> &Polling {
         &self.polling
+    }
+
+    /// The live pinned memory, locked. Never held over a call of the driver.
+    pub(crate) fn pinned_book(&self) -> MutexGuard<'_, PinnedBook> {
+        self.pinned.lock()
+    }
+
+    /// The streams it knows, but for its own.
+    pub(crate) const fn streams(&self) -> &Handles {
+        &self.streams
+    }
+
+    /// The events it knows.
+    pub(crate) const fn events(&self) -> &Handles {
+        &self.events
     }
 
     pub(crate) const fn kernels(&self) -> &Kernels {

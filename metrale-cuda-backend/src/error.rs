@@ -4,7 +4,7 @@
 //! | [`Remedy`] | causes |
 //! |---|---|
 //! | [`FreeAndRetry`](Remedy::FreeAndRetry) | [`OutOfMemory`], [`BelowFloor`] |
-//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`], [`FreeError`], [`ConfigError`], [`FeatureOff`], [`PreflightError`], [`TargetMismatch`], [`TooLargeForBands`], [`TableFull`], [`TensorMapError`], [`TensorMapOutOfBounds`], [`WatchdogError`], [`FreeUnknown`], [`MemInfoError`], [`AccountError`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
+//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`], [`NotDeviceMemory`], [`FreeError`], [`StalePinned`], [`ConfigError`], [`FeatureOff`], [`PreflightError`], [`TargetMismatch`], [`TooLargeForBands`], [`TableFull`], [`TensorMapError`], [`TensorMapOutOfBounds`], [`WatchdogError`], [`FreeUnknown`], [`MemInfoError`], [`AccountError`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
 //! | [`Relaunch`](Remedy::Relaunch) | [`ContextLost`], [`KernelFault`], and whatever carries a status the context does not survive |
 //! | [`ReportBug`](Remedy::ReportBug) | [`LedgerConflict`], statuses that no call of ours should bring |
 //!
@@ -19,8 +19,8 @@ use metrale_registry::{HostError, LaunchError, RegistryError};
 use crate::config::ConfigError;
 use crate::launch::KernelFault;
 use crate::memory::{
-    AccountError, BelowFloor, CopyOutOfBounds, FreeError, FreeUnknown, MemInfoError, OutOfMemory,
-    WatchdogError,
+    AccountError, BelowFloor, CopyOutOfBounds, FreeError, FreeUnknown, MemInfoError, NotDeviceMemory,
+    OutOfMemory, StalePinned, WatchdogError,
 };
 use crate::preflight::{PreflightError, TargetMismatch};
 use crate::redzone::{TableFull, TooLargeForBands};
@@ -71,7 +71,9 @@ pub fn remedy(error: &anyhow::Error) -> Option<Remedy> {
         } else if cause.is::<BadArgument>()
             || cause.is::<NotBound>()
             || cause.is::<CopyOutOfBounds>()
+            || cause.is::<NotDeviceMemory>()
             || cause.is::<FreeError>()
+            || cause.is::<StalePinned>()
             || cause.is::<ConfigError>()
             || cause.is::<FeatureOff>()
             || cause.is::<PreflightError>()

@@ -2,6 +2,7 @@
 //! Events: marks in a stream that others wait for, ask about, or measure between.
 
 use core::ffi::c_uint;
+use std::panic::Location;
 
 use anyhow::Result;
 use metrale_driver_sys::{
@@ -10,51 +11,58 @@ use metrale_driver_sys::{
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask, failed};
-use crate::error::BadArgument;
 
 impl MetraleCudaBackend {
     /// See [`GpuBackend::create_event`](crate::GpuBackend::create_event).
+    #[track_caller]
     pub fn create_event(&self) -> Result<u64> {
         self.make_event(CU_EVENT_DISABLE_TIMING)
     }
 
     /// See [`GpuBackend::create_timing_event`](crate::GpuBackend::create_timing_event).
+    #[track_caller]
     pub fn create_timing_event(&self) -> Result<u64> {
         self.make_event(CU_EVENT_DEFAULT)
     }
 
+    #[track_caller]
     fn make_event(&self, flags: c_uint) -> Result<u64> {
+        let site = Location::caller();
         self.bound("making an event")?;
         let mut event = 0;
         // SAFETY: the result pointer is a local.
         unsafe { ask!(self.driver(), cuEventCreate(&mut event, flags)) }
             .doing(|| "making an event".to_owned())?;
+        self.events().made(event, site);
         Ok(event)
     }
 
     /// See [`GpuBackend::record_event`](crate::GpuBackend::record_event).
     pub fn record_event(&self, event: u64, stream: u64) -> Result<()> {
-        self.bound("recording an event")?;
-        some(event)?;
-        // SAFETY: no memory is passed; null is refused above, the driver checks the handles.
+        const WHAT: &str = "recording an event";
+        self.bound(WHAT)?;
+        let _held = (self.hold_event(event, WHAT)?, self.hold_stream(stream, WHAT)?);
+        // SAFETY: no memory is passed; event and stream are held.
         unsafe { ask!(self.driver(), cuEventRecord(event, stream)) }
             .doing(|| format!("recording event {event:#x} on stream {stream:#x}"))
     }
 
     /// See [`GpuBackend::wait_event`](crate::GpuBackend::wait_event).
     pub fn wait_event(&self, stream: u64, event: u64) -> Result<()> {
-        self.bound("making a stream wait for an event")?;
-        some(event)?;
-        // SAFETY: no memory is passed; null is refused above, the driver checks the handles.
+        const WHAT: &str = "making a stream wait for an event";
+        self.bound(WHAT)?;
+        let _held = (self.hold_event(event, WHAT)?, self.hold_stream(stream, WHAT)?);
+        // SAFETY: no memory is passed; event and stream are held.
         unsafe { ask!(self.driver(), cuStreamWaitEvent(stream, event, 0)) }
             .doing(|| format!("making stream {stream:#x} wait for event {event:#x}"))
     }
 
     /// See [`GpuBackend::query_event`](crate::GpuBackend::query_event).
     pub fn query_event(&self, event: u64) -> Result<bool> {
-        self.bound("asking whether an event has passed")?;
-        some(event)?;
-        // SAFETY: no memory is passed; null is refused above, the driver checks the handle.
+        const WHAT: &str = "asking whether an event has passed";
+        self.bound(WHAT)?;
+        let _held = self.hold_event(event, WHAT)?;
+        // SAFETY: no memory is passed; the event is held.
         match unsafe { ask!(self.driver(), cuEventQuery(event)) } {
             Err(error) if error.status == CUDA_ERROR_NOT_READY => Ok(false),
             answer => {
@@ -66,20 +74,21 @@ impl MetraleCudaBackend {
 
     /// See [`GpuBackend::synchronize_event`](crate::GpuBackend::synchronize_event).
     pub fn synchronize_event(&self, event: u64) -> Result<()> {
-        self.bound("waiting for an event")?;
-        some(event)?;
-        // SAFETY: no memory is passed; null is refused above, the driver checks the handle.
+        const WHAT: &str = "waiting for an event";
+        self.bound(WHAT)?;
+        let _held = self.hold_event(event, WHAT)?;
+        // SAFETY: no memory is passed; the event is held.
         unsafe { ask!(self.driver(), cuEventSynchronize(event)) }
             .doing(|| format!("waiting for event {event:#x}"))
     }
 
     /// See [`GpuBackend::elapsed_ms`](crate::GpuBackend::elapsed_ms).
     pub fn elapsed_ms(&self, start: u64, end: u64) -> Result<f32> {
-        self.bound("measuring between two events")?;
-        some(start)?;
-        some(end)?;
+        const WHAT: &str = "measuring between two events";
+        self.bound(WHAT)?;
+        let _held = (self.hold_event(start, WHAT)?, self.hold_event(end, WHAT)?);
         let mut milliseconds = 0.0;
-        // SAFETY: the result pointer is a local; null is refused above, the driver checks the handles.
+        // SAFETY: the result pointer is a local; both events are held.
         unsafe { ask!(self.driver(), cuEventElapsedTime(&mut milliseconds, start, end)) }.map_err(
             |error| failed(error, format!("measuring from event {start:#x} to {end:#x}"), why(error)),
         )?;
@@ -87,20 +96,13 @@ impl MetraleCudaBackend {
     }
 
     /// See [`GpuBackend::destroy_event`](crate::GpuBackend::destroy_event).
+    #[track_caller]
     pub fn destroy_event(&self, event: u64) -> Result<()> {
-        self.bound("destroying an event")?;
-        some(event)?;
-        // SAFETY: no memory is passed; null is refused above, the driver checks the handle.
-        unsafe { ask!(self.driver(), cuEventDestroy_v2(event)) }
+        const WHAT: &str = "destroying an event";
+        let site = Location::caller();
+        self.bound(WHAT)?;
+        self.destroy_handle(self.events(), event, site, WHAT)?
             .doing(|| format!("destroying event {event:#x}"))
-    }
-}
-
-/// Refuses the null event, which not every driver survives.
-fn some(event: u64) -> Result<()> {
-    match event {
-        0 => Err(BadArgument::new("0 is no event: use one of create_event or create_timing_event").into()),
-        _ => Ok(()),
     }
 }
 

@@ -115,12 +115,25 @@ impl GpuBackend for MetraleCudaBackend {
         Self::memset_d32_async(self, dst, value, words, stream)
     }
 
+    #[track_caller]
     fn create_stream(&self) -> Result<u64> {
         Self::create_stream(self)
     }
 
+    #[track_caller]
     fn destroy_stream(&self, stream: u64) -> Result<()> {
         Self::destroy_stream(self, stream)
+    }
+
+    #[track_caller]
+    unsafe fn adopt_stream(&self, stream: u64) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::adopt_stream(self, stream) }
+    }
+
+    #[track_caller]
+    fn release_stream(&self, stream: u64) -> Result<()> {
+        Self::release_stream(self, stream)
     }
 
     fn synchronize_stream(&self, stream: u64) -> Result<()> {
@@ -139,10 +152,12 @@ impl GpuBackend for MetraleCudaBackend {
         Self::synchronize(self)
     }
 
+    #[track_caller]
     fn create_event(&self) -> Result<u64> {
         Self::create_event(self)
     }
 
+    #[track_caller]
     fn create_timing_event(&self) -> Result<u64> {
         Self::create_timing_event(self)
     }
@@ -167,8 +182,20 @@ impl GpuBackend for MetraleCudaBackend {
         Self::elapsed_ms(self, start, end)
     }
 
+    #[track_caller]
     fn destroy_event(&self, event: u64) -> Result<()> {
         Self::destroy_event(self, event)
+    }
+
+    #[track_caller]
+    unsafe fn adopt_event(&self, event: u64) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::adopt_event(self, event) }
+    }
+
+    #[track_caller]
+    fn release_event(&self, event: u64) -> Result<()> {
+        Self::release_event(self, event)
     }
 
     #[track_caller]

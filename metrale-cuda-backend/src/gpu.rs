@@ -70,9 +70,15 @@ pub struct GraphHandle(pub u64);
 /// bound, any other calls [`bind_to_thread`](Self::bind_to_thread) once. A thread that forgot gets
 /// [`NotBound`](crate::NotBound) and nothing is done; without that check its work could land on another GPU.
 ///
-/// # Streams
+/// # Streams and events
 /// Streams are raw driver handles; 0 is the legacy default stream. [`stream`](Self::stream) is the backend's own; it and
 /// those of [`create_stream`](Self::create_stream) do not synchronize with the legacy stream.
+///
+/// A driver follows the handles it is given, and a dead one ends the process. So each call looks its streams and events up
+/// first: [`BadArgument`](crate::BadArgument) answers those that were destroyed, with the line that did it, and those that
+/// are none of this backend's. Handles made elsewhere are made known by [`adopt_stream`](Self::adopt_stream) and
+/// [`adopt_event`](Self::adopt_event). A handle that is destroyed while a call on another thread uses it stays alive until
+/// that call returns.
 ///
 /// *Blocking* operations first wait for the backend's own stream and are ordered after the legacy stream, and they are
 /// complete when they return: what they wrote is valid on every stream. Work queued on streams of
@@ -81,7 +87,8 @@ pub struct GraphHandle(pub u64);
 /// # Errors
 /// All errors are `anyhow` with a typed cause of [`crate::error`]; [`remedy`](crate::remedy) sorts them by what the caller
 /// can do. Every method can answer [`NotBound`](crate::NotBound), [`ContextLost`](crate::ContextLost) and
-/// [`CallFailed`](crate::CallFailed); what else it can answer stands in its own docs.
+/// [`CallFailed`](crate::CallFailed), and those that take a stream or an event [`BadArgument`](crate::BadArgument); what else
+/// it can answer stands in its own docs.
 ///
 /// # During a capture
 /// Unless a method says that it is recorded, do not call it while a stream captures; the driver forbids or, worse, obeys.
@@ -149,14 +156,17 @@ pub trait GpuBackend: Send + Sync {
     /// The caller sees to it that no queued copy still uses it. May block. Not allowed during a capture.
     ///
     /// # Errors
-    /// [`FreeError`](crate::FreeError) for what is not live pinned memory.
+    /// [`FreeError`](crate::FreeError) for what is not live pinned memory; [`StalePinned`](crate::StalePinned) for a handle
+    /// that was freed before or is another backend's, whoever has its address now.
     #[track_caller]
     fn free_pinned(&self, pinned: PinnedPtr) -> Result<()>;
 
     /// Copies `src` to the device. Blocking: complete, and valid on every stream, at return.
     ///
     /// # Errors
-    /// [`CopyOutOfBounds`](crate::CopyOutOfBounds) past the end of an allocation the ledger knows.
+    /// [`CopyOutOfBounds`](crate::CopyOutOfBounds) past the end of an allocation the ledger knows;
+    /// [`NotDeviceMemory`](crate::NotDeviceMemory) for the address of pinned or other host memory, which a driver would take
+    /// as well as a device's, whoever has borrowed it. Memory that is not on the ledger costs a question to the driver.
     fn copy_h2d(&self, src: &[u8], dst: DevicePtr) -> Result<()>;
 
     /// Copies from the device into `dst`. Blocking: the data is there at return.
@@ -268,13 +278,36 @@ pub trait GpuBackend: Send + Sync {
     ///
     /// # Errors
     /// As the trait says.
+    #[track_caller]
     fn create_stream(&self) -> Result<u64>;
 
     /// Destroys a stream of [`create_stream`](Self::create_stream). Does not block: the driver lets its queued work end.
+    /// Whatever the answer, the stream is not to be used again. What nobody destroys, the backend's drop does.
     ///
     /// # Errors
-    /// [`BadArgument`](crate::BadArgument) for the legacy stream and the backend's own.
+    /// [`BadArgument`](crate::BadArgument) for the legacy stream and the backend's own, and for an adopted one.
+    #[track_caller]
     fn destroy_stream(&self, stream: u64) -> Result<()>;
+
+    /// Makes a stream that something else made known, so that it can be used here. It stays its maker's to destroy. Does not
+    /// block; the driver is not asked.
+    ///
+    /// # Errors
+    /// [`BadArgument`](crate::BadArgument) for a stream that is known already.
+    ///
+    /// # Safety
+    /// `stream` is a live stream of the backend's context, and stays live until [`release_stream`](Self::release_stream)
+    /// has returned `Ok`, or the backend is dropped.
+    #[track_caller]
+    unsafe fn adopt_stream(&self, stream: u64) -> Result<()>;
+
+    /// Makes a stream unknown without destroying it: an adopted one, or one of [`create_stream`](Self::create_stream), which
+    /// is then the caller's to destroy. Does not block; the driver is not asked.
+    ///
+    /// # Errors
+    /// [`BadArgument`](crate::BadArgument) while a call on another thread uses it: it is then still known.
+    #[track_caller]
+    fn release_stream(&self, stream: u64) -> Result<()>;
 
     /// Waits until the work queued on `stream` is done. A kernel's fault shows here. Not allowed while `stream` captures:
     /// it would invalidate the capture.
@@ -303,12 +336,14 @@ pub trait GpuBackend: Send + Sync {
     ///
     /// # Errors
     /// As the trait says.
+    #[track_caller]
     fn create_event(&self) -> Result<u64>;
 
     /// Makes an event for [`elapsed_ms`](Self::elapsed_ms). Does not block. Allowed during a capture.
     ///
     /// # Errors
     /// As the trait says.
+    #[track_caller]
     fn create_timing_event(&self) -> Result<u64>;
 
     /// Records `event` behind the work queued on `stream` so far. Does not block. Recorded by a capture.
@@ -344,11 +379,31 @@ pub trait GpuBackend: Send + Sync {
     /// [`CallFailed`](crate::CallFailed) where an event keeps no time, was never recorded or has not passed.
     fn elapsed_ms(&self, start: u64, end: u64) -> Result<f32>;
 
-    /// Destroys an event. Does not block.
+    /// Destroys an event. Does not block. Whatever the answer, the event is not to be used again. What nobody destroys, the
+    /// backend's drop does.
     ///
     /// # Errors
-    /// [`BadArgument`](crate::BadArgument) for the null event.
+    /// [`BadArgument`](crate::BadArgument) for an adopted event.
+    #[track_caller]
     fn destroy_event(&self, event: u64) -> Result<()>;
+
+    /// As [`adopt_stream`](Self::adopt_stream), for an event.
+    ///
+    /// # Errors
+    /// [`BadArgument`](crate::BadArgument) for an event that is known already, and for null.
+    ///
+    /// # Safety
+    /// `event` is a live event, and stays live until [`release_event`](Self::release_event) has returned `Ok`, or the
+    /// backend is dropped.
+    #[track_caller]
+    unsafe fn adopt_event(&self, event: u64) -> Result<()>;
+
+    /// As [`release_stream`](Self::release_stream), for an event.
+    ///
+    /// # Errors
+    /// [`BadArgument`](crate::BadArgument) while a call on another thread uses it: it is then still known.
+    #[track_caller]
+    fn release_event(&self, event: u64) -> Result<()>;
 
     /// The kernel `function` of the module `module`, noted in the kernel audit under the caller's line. Cached: resolve
     /// once, keep the handle.
@@ -382,9 +437,10 @@ pub trait GpuBackend: Send + Sync {
     /// [`BadArgument`](crate::BadArgument) for fewer `params` than the kernel's image says it takes.
     ///
     /// # Safety
-    /// `params` must hold one pointer for each of the kernel's parameters, in order, each to a readable value of that
-    /// parameter's size; they are read before the call returns. What the kernel does with them must be sound: device
-    /// addresses valid, and live until `stream` has passed the launch.
+    /// `kernel` is of this backend: [`kernel`](Self::kernel) returned it. `params` must hold one pointer for each of the
+    /// kernel's parameters, in order, each to a readable value of that parameter's size; they are read before the call
+    /// returns. What the kernel does with them must be sound: device addresses valid, and live until `stream` has passed the
+    /// launch.
     #[allow(clippy::too_many_arguments, reason = "a launch is these seven things in the driver too")]
     unsafe fn launch(
         &self,

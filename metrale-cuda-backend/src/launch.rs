@@ -206,23 +206,35 @@ impl MetraleCudaBackend {
         shape: Shape,
         params: &mut [*mut c_void],
     ) -> Result<()> {
-        self.bound("launching a kernel")?;
+        const WHAT: &str = "launching a kernel";
+        self.bound(WHAT)?;
         let Shape { grid, block, shared_bytes, stream } = shape;
-        // SAFETY: the caller's promise; the registry lives as long as this backend.
+        let _held = self.hold_stream(stream, WHAT)?;
+        // SAFETY: the caller's promise; the registry lives as long as this backend, and the stream is held.
         unsafe { self.registry().launch_on_stream(kernel.0, grid, block, shared_bytes, stream, params) }
             .map_err(launch_error)?;
         self.kernels().launched(kernel.0);
-        if self.config().debug_sync_kernels { self.find_fault(kernel, shape) } else { Ok(()) }
+        if self.config().debug_sync_kernels {
+            // SAFETY: the stream is held.
+            unsafe { self.find_fault(kernel, shape) }
+        } else {
+            Ok(())
+        }
     }
 
     /// Waits for a launch and reports its fault, unless the stream captures: then nothing has run, and the wait would
     /// invalidate the capture. A stream that cannot say counts as capturing.
-    fn find_fault(&self, kernel: KernelHandle, shape: Shape) -> Result<()> {
+    ///
+    /// # Safety
+    /// The stream stays alive over the call.
+    unsafe fn find_fault(&self, kernel: KernelHandle, shape: Shape) -> Result<()> {
         let Shape { grid, block, shared_bytes, stream } = shape;
-        if stream_capture_status(self.driver(), stream) != Ok(CU_STREAM_CAPTURE_STATUS_NONE) {
+        // SAFETY: the caller's promise.
+        let captures = unsafe { stream_capture_status(self.driver(), stream) };
+        if captures != Ok(CU_STREAM_CAPTURE_STATUS_NONE) {
             return Ok(());
         }
-        // SAFETY: no memory is passed; the driver has just taken the same handle.
+        // SAFETY: no memory is passed; the caller's promise for the stream.
         unsafe { ask!(self.driver(), cuStreamSynchronize(stream)) }.map_err(|driver| {
             let kernel = self.kernels().name(kernel.0);
             if is_sticky(driver.status) {
@@ -406,8 +418,8 @@ impl KernelLaunch {
     /// or size.
     ///
     /// # Safety
-    /// The arguments are the kernel's parameters in number, order and type, and what the kernel does with them is sound:
-    /// device addresses valid, and live until `stream` has passed the launch.
+    /// The kernel is of this backend. The arguments are its parameters in number, order and type, and what it does with them
+    /// is sound: device addresses valid, and live until `stream` has passed the launch.
     pub unsafe fn on_stream(&mut self, backend: &dyn GpuBackend, stream: u64) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { backend.launch_typed(self, stream) }

@@ -1,48 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Streams: making, waiting, asking.
 
-use std::collections::BTreeSet;
+use std::panic::Location;
 
 use anyhow::Result;
 use metrale_driver_sys::{CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY};
 use metrale_telemetry::{Counter, run_metrics};
-use parking_lot::Mutex;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
 use crate::error::BadArgument;
+use crate::handles::is_the_drivers;
 use crate::memory::Cost;
 
 /// The legacy default stream, which synchronizes with every stream that did not opt out.
 pub const LEGACY_STREAM: u64 = 0;
 
-/// The streams this backend has made and not destroyed.
-#[derive(Debug, Default)]
-pub(crate) struct Streams(Mutex<BTreeSet<u64>>);
-
-impl Streams {
-    fn made(&self, stream: u64) {
-        self.0.lock().insert(stream);
-    }
-
-    fn gone(&self, stream: u64) {
-        self.0.lock().remove(&stream);
-    }
-
-    /// How many there are.
-    pub(crate) fn alive(&self) -> usize {
-        self.0.lock().len()
-    }
-
-    /// All of them, and `own`.
-    pub(crate) fn all_with(&self, own: u64) -> Vec<u64> {
-        self.0.lock().iter().copied().chain([own]).collect()
-    }
-}
-
 impl MetraleCudaBackend {
     /// See [`GpuBackend::create_stream`](crate::GpuBackend::create_stream).
+    #[track_caller]
     pub fn create_stream(&self) -> Result<u64> {
+        let site = Location::caller();
         self.bound("making a stream")?;
         let make = || {
             let mut stream = 0;
@@ -52,15 +30,19 @@ impl MetraleCudaBackend {
             Ok(stream)
         };
         let stream = self.measure(Cost::Streams, make)?;
-        self.streams().made(stream);
+        self.streams().made(stream, site);
         Ok(stream)
     }
 
     /// See [`GpuBackend::destroy_stream`](crate::GpuBackend::destroy_stream).
+    #[track_caller]
     pub fn destroy_stream(&self, stream: u64) -> Result<()> {
-        if stream == LEGACY_STREAM {
+        const WHAT: &str = "destroying a stream";
+        let site = Location::caller();
+        if is_the_drivers(stream) {
+            let what = if stream == 2 { "the stream of each thread" } else { "the legacy stream" };
             return Err(
-                BadArgument::new("the legacy stream is the driver's own and cannot be destroyed").into()
+                BadArgument::new(format!("{what} is the driver's own and cannot be destroyed")).into()
             );
         }
         if stream == self.stream() {
@@ -69,32 +51,37 @@ impl MetraleCudaBackend {
             )
             .into());
         }
-        self.bound("destroying a stream")?;
-        // SAFETY: no memory is passed; the driver checks the handle.
-        unsafe { ask!(self.driver(), cuStreamDestroy_v2(stream)) }
-            .doing(|| format!("destroying stream {stream:#x}"))?;
-        self.streams().gone(stream);
-        Ok(())
+        self.bound(WHAT)?;
+        self.destroy_handle(self.streams(), stream, site, WHAT)?
+            .doing(|| format!("destroying stream {stream:#x}"))
     }
 
     /// See [`GpuBackend::synchronize_stream`](crate::GpuBackend::synchronize_stream).
     pub fn synchronize_stream(&self, stream: u64) -> Result<()> {
-        self.bound("waiting for a stream")?;
-        self.wait_for_stream(stream)
+        const WHAT: &str = "waiting for a stream";
+        self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
+        // SAFETY: the stream is held.
+        unsafe { self.wait_for_stream(stream) }
     }
 
     /// Waits for a stream and counts the wait; the thread is known to be bound.
-    pub(crate) fn wait_for_stream(&self, stream: u64) -> Result<()> {
+    ///
+    /// # Safety
+    /// The stream stays alive over the call.
+    pub(crate) unsafe fn wait_for_stream(&self, stream: u64) -> Result<()> {
         run_metrics::process().counters().count(Counter::StreamSyncs);
-        // SAFETY: no memory is passed; the driver checks the handle.
+        // SAFETY: no memory is passed; the caller's promise for the stream.
         unsafe { ask!(self.driver(), cuStreamSynchronize(stream)) }
             .doing(|| format!("waiting for stream {stream:#x}"))
     }
 
     /// See [`GpuBackend::query_stream`](crate::GpuBackend::query_stream).
     pub fn query_stream(&self, stream: u64) -> Result<bool> {
-        self.bound("asking whether a stream is done")?;
-        // SAFETY: no memory is passed; the driver checks the handle.
+        const WHAT: &str = "asking whether a stream is done";
+        self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
+        // SAFETY: no memory is passed; the stream is held.
         match unsafe { ask!(self.driver(), cuStreamQuery(stream)) } {
             Err(error) if error.status == CUDA_ERROR_NOT_READY => Ok(false),
             answer => {

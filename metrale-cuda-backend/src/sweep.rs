@@ -149,6 +149,8 @@ impl MetraleCudaBackend {
                 self.left_of(AllocKind::Padding).free(|addr| self.give_to_driver(addr));
                 self.free_left(AllocKind::Arena, |addr| self.give_to_driver(addr));
                 self.free_left(AllocKind::Pinned, |addr| self.give_pinned_to_driver(addr));
+                // Behind the memory, whose freeing waits for the work that is left in the streams.
+                self.destroy_left();
             }
             // A context that is gone has taken its memory with it; a probe that outlives the backend must not show it.
             Err(error) if is_teardown_noop(error.status) => {

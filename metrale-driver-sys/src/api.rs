@@ -25,9 +25,14 @@ macro_rules! declare {
         ///   them is done: for the asynchronous calls that is after the stream is synchronized, not at the return;
         /// * names are C strings that end in NUL; images are what `cuModuleLoadData` can bound by itself (PTX ends in
         ///   NUL; a cubin or fatbin holds all the bytes its own header speaks of);
-        /// * `kernelParams` has one pointer for each of the kernel's parameters, each valid for that parameter's size.
+        /// * `kernelParams` has one pointer for each of the kernel's parameters, each valid for that parameter's size;
+        /// * handles (streams, events, modules, functions, graphs, contexts) are live: the driver follows them. On an H200 a
+        ///   stream that was destroyed or made up, and a made-up event, end the process with a segmentation fault where they
+        ///   are used; only null and a few others are answered by a status;
+        /// * device addresses that a call writes to are no host memory that Rust code has borrowed: under unified addressing
+        ///   the driver takes the addresses of pinned and managed memory too, and where the device reads pageable memory, any.
         ///
-        /// Device addresses and handles are checked by the driver as far as it can; wrong ones are answered by a status.
+        /// Other wrong device addresses and sizes are answered by a status, where the driver can tell.
         ///
         /// A function that the driver lacks answers [`CUDA_ERROR_NOT_SUPPORTED`]; [`provides`](Self::provides) tells beforehand.
         #[allow(non_snake_case, reason = "functions and arguments keep the C spelling")]

@@ -2,7 +2,7 @@
 //! The driver's numbers that are not statuses: flags, attributes, modes. Values are those of the CUDA headers.
 
 use crate::{
-    CUjit_option, CUmemorytype, CUstreamCaptureMode, CUstreamCaptureStatus, CUtensorMapDataType,
+    CUjit_option, CUmemorytype, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUtensorMapDataType,
     CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle,
 };
 use core::ffi::c_uint;
@@ -11,6 +11,11 @@ use core::ffi::c_uint;
 pub const CU_STREAM_DEFAULT: c_uint = 0;
 /// A stream that has nothing to do with the legacy stream.
 pub const CU_STREAM_NON_BLOCKING: c_uint = 1;
+
+/// The legacy stream by its other name, for calls that take 0 for something else.
+pub const CU_STREAM_LEGACY: CUstream = 1;
+/// The default stream of the calling thread.
+pub const CU_STREAM_PER_THREAD: CUstream = 2;
 
 /// An event that keeps time and spins.
 pub const CU_EVENT_DEFAULT: c_uint = 0;
@@ -96,6 +101,8 @@ pub mod attribute {
     pub const MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: CUdevice_attribute = 81;
     /// 1 where managed memory exists.
     pub const MANAGED_MEMORY: CUdevice_attribute = 83;
+    /// 1 where the device reaches pageable host memory by its host address.
+    pub const PAGEABLE_MEMORY_ACCESS: CUdevice_attribute = 88;
     /// 1 where the device may touch managed memory while the host does.
     pub const CONCURRENT_MANAGED_ACCESS: CUdevice_attribute = 89;
     /// Shared memory a block may use after opting in, in bytes.
@@ -104,6 +111,8 @@ pub mod attribute {
     pub const CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: CUdevice_attribute = 91;
     /// 1 where host memory can be registered read-only.
     pub const HOST_REGISTER_SUPPORTED: CUdevice_attribute = 99;
+    /// 1 where it does so through the host's own page tables.
+    pub const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: CUdevice_attribute = 100;
     /// 1 where memory pools exist.
     pub const MEMORY_POOLS_SUPPORTED: CUdevice_attribute = 115;
 }

@@ -12,14 +12,17 @@ pub const SCALE: bool = cfg!(metrale_scale);
 ///
 /// # Errors
 /// The driver's status.
-pub fn stream_capture_status(
+///
+/// # Safety
+/// The stream is live, or one of the driver's own (0, 1, 2).
+pub unsafe fn stream_capture_status(
     driver: &dyn DriverApi,
     stream: CUstream,
 ) -> Result<CUstreamCaptureStatus, DriverError> {
     #[cfg(not(metrale_scale))]
     {
         let mut status = 0;
-        // SAFETY: the result pointer is a local; the driver checks the stream.
+        // SAFETY: the result pointer is a local; the caller's promise for the stream.
         let answer = unsafe { driver.cuStreamIsCapturing(stream, &mut status) };
         check(DriverFn::cuStreamIsCapturing, answer).map(|()| status)
     }
@@ -34,7 +37,10 @@ pub fn stream_capture_status(
 ///
 /// # Errors
 /// The driver's status.
-pub fn graph_instantiate(
+///
+/// # Safety
+/// The graph is live.
+pub unsafe fn graph_instantiate(
     driver: &dyn DriverApi,
     graph: CUgraph,
     flags: u64,
@@ -42,13 +48,13 @@ pub fn graph_instantiate(
     let mut exec = 0;
     #[cfg(not(metrale_scale))]
     let (function, answer) = {
-        // SAFETY: the result pointer is a local; the driver checks the graph.
+        // SAFETY: the result pointer is a local; the caller's promise for the graph.
         let answer = unsafe { driver.cuGraphInstantiateWithFlags(&mut exec, graph, flags) };
         (DriverFn::cuGraphInstantiateWithFlags, answer)
     };
     #[cfg(metrale_scale)]
     let (function, answer) = {
-        // SAFETY: the result pointer is a local; the driver checks the graph.
+        // SAFETY: the result pointer is a local; the caller's promise for the graph.
         let answer = unsafe { driver.cuGraphInstantiate(&mut exec, graph, flags) };
         (DriverFn::cuGraphInstantiate, answer)
     };

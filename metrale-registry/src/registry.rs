@@ -181,6 +181,7 @@ impl MetraleRegistry {
     ///
     /// # Safety
     /// * `function` is of this registry, and the registry stays alive until the kernel is done.
+    /// * `stream` is live: the driver follows the handle.
     /// * `params` has one pointer for each of the kernel's parameters, in order, each valid for reading that
     ///   parameter's size during the call; the driver copies the values.
     /// * The kernel is sound to run with these values: it touches no memory but what they give it, and that memory

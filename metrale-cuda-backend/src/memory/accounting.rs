@@ -51,7 +51,7 @@ impl MetraleCudaBackend {
                 .note(counted(self.registry().modules().len() as u64, "module")),
             Term::new("streams", costs.of(Cost::Streams).bytes(), Quality::Measured).note(format!(
                 "{} alive, {} made; the driver keeps their pool",
-                self.streams().alive(),
+                self.streams().live().len(),
                 costs.of(Cost::Streams).times()
             )),
             Term::new("graphs", costs.of(Cost::Graphs).bytes(), Quality::Measured).note(format!(

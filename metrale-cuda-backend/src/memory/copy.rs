@@ -9,13 +9,14 @@ use core::ffi::c_void;
 use core::fmt;
 
 use anyhow::{Error, Result};
-use metrale_driver_sys::{CUDA_ERROR_INVALID_VALUE, DriverError, pointer_attribute};
+use metrale_driver_sys::DriverError;
 use metrale_ledger::{AllocKind, AllocRecord, ByteSize, LiveAllocation, Whois};
 use metrale_telemetry::{Counter, Launch, LaunchArg, LaunchKind, run_metrics};
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask, failed};
 use crate::gpu::DevicePtr;
+use crate::memory::not_device::{FoundMemory, NotDeviceMemory};
 use crate::stream::LEGACY_STREAM;
 
 /// Which end of a copy or fill.
@@ -88,7 +89,8 @@ impl MetraleCudaBackend {
         self.within(WHAT, End::Destination, dst, src.len() as u64)?;
         self.own_stream_done()?;
         trace(LaunchKind::CopyH2d, WHAT, [LaunchArg::Pointer(dst.0), LaunchArg::U64(src.len() as u64)]);
-        // SAFETY: the source is a slice of that many bytes, consumed before the call returns.
+        // SAFETY: the source is a slice of that many bytes, consumed before the call returns; the destination is no host
+        // memory (`within`), and what else is wrong with it the driver answers.
         unsafe { ask!(self.driver(), cuMemcpyHtoD_v2(dst.0, src.as_ptr().cast(), src.len())) }
             .map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), src.len()))?;
         self.legacy_stream_done(WHAT)
@@ -125,7 +127,7 @@ impl MetraleCudaBackend {
             WHAT,
             [src.0, dst.0].map(LaunchArg::Pointer).into_iter().chain([LaunchArg::U64(bytes as u64)]),
         );
-        // SAFETY: no host memory is passed; the driver checks the addresses.
+        // SAFETY: neither end is host memory (`within`), and what else is wrong with them the driver answers.
         unsafe { ask!(self.driver(), cuMemcpyDtoD_v2(dst.0, src.0, bytes)) }
             .map_err(|error| self.copy_failed(error, WHAT, Some(src), Some(dst), bytes))?;
         self.legacy_stream_done(WHAT)
@@ -138,15 +140,18 @@ impl MetraleCudaBackend {
             return Ok(());
         }
         self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Destination, dst, src.len() as u64)?;
         // Asked first: once the copy is queued there must be no way out that leaves the source unguarded.
         let wait = self.is_read_late(src)?;
         // SAFETY: the source is a slice of that many bytes; where the device reads it late, the wait below keeps it
-        // borrowed until it has been read, and otherwise the driver has staged it at the return.
+        // borrowed until it has been read, and otherwise the driver has staged it at the return. The destination is no host memory (`within`), and the
+        // stream is held.
         let queued = unsafe { self.queue_h2d(src.as_ptr(), src.len(), dst, stream) };
         if wait {
             // Also after a refusal, which may have come when part of the source was already queued.
-            let waited = self.wait_for_stream(stream);
+            // SAFETY: the stream is held.
+            let waited = unsafe { self.wait_for_stream(stream) };
             queued.and(waited)
         } else {
             queued
@@ -169,15 +174,16 @@ impl MetraleCudaBackend {
             return Ok(());
         }
         self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise; the stream is held.
         unsafe { self.queue_h2d(src, bytes, dst, stream) }
     }
 
     /// Queues a copy to the device.
     ///
     /// # Safety
-    /// As for [`copy_h2d_async_retained`](Self::copy_h2d_async_retained).
+    /// As for [`copy_h2d_async_retained`](Self::copy_h2d_async_retained), and the stream stays alive over the call.
     unsafe fn queue_h2d(&self, src: *const u8, bytes: usize, dst: DevicePtr, stream: u64) -> Result<()> {
         const WHAT: &str = "queueing a copy to the device";
         trace(LaunchKind::CopyH2d, WHAT, [LaunchArg::Pointer(dst.0), LaunchArg::U64(bytes as u64)]);
@@ -193,12 +199,14 @@ impl MetraleCudaBackend {
             return Ok(());
         }
         self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Source, src, dst.len() as u64)?;
         count_blocking_d2h(dst.len());
-        // SAFETY: the destination is a slice of that many bytes, and stays borrowed over the wait below.
+        // SAFETY: the destination is a slice of that many bytes, and stays borrowed over the wait below; the stream is held.
         let queued = unsafe { self.queue_d2h(src, dst.as_mut_ptr(), dst.len(), stream) };
         // Also after a refusal, which may have come when part of the copy was already queued.
-        let waited = self.wait_for_stream(stream);
+        // SAFETY: the stream is held.
+        let waited = unsafe { self.wait_for_stream(stream) };
         queued.and(waited)
     }
 
@@ -218,15 +226,16 @@ impl MetraleCudaBackend {
             return Ok(());
         }
         self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Source, src, bytes as u64)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise; the stream is held.
         unsafe { self.queue_d2h(src, dst, bytes, stream) }
     }
 
     /// Queues a copy to the host.
     ///
     /// # Safety
-    /// As for [`copy_d2h_async_retained`](Self::copy_d2h_async_retained).
+    /// As for [`copy_d2h_async_retained`](Self::copy_d2h_async_retained), and the stream stays alive over the call.
     unsafe fn queue_d2h(&self, src: DevicePtr, dst: *mut u8, bytes: usize, stream: u64) -> Result<()> {
         const WHAT: &str = "queueing a copy to the host";
         trace(LaunchKind::CopyD2h, WHAT, [LaunchArg::Pointer(src.0), LaunchArg::U64(bytes as u64)]);
@@ -242,6 +251,7 @@ impl MetraleCudaBackend {
             return Ok(());
         }
         self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Source, src, bytes as u64)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
         trace(
@@ -249,31 +259,41 @@ impl MetraleCudaBackend {
             WHAT,
             [src.0, dst.0].map(LaunchArg::Pointer).into_iter().chain([LaunchArg::U64(bytes as u64)]),
         );
-        // SAFETY: no host memory is passed; the driver checks the addresses.
+        // SAFETY: neither end is host memory (`within`), and what else is wrong with them the driver answers; the stream is
+        // held.
         unsafe { ask!(self.driver(), cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes, stream)) }
             .map_err(|error| self.copy_failed(error, WHAT, Some(src), Some(dst), bytes))
     }
 
-    /// Refuses an end that begins in an allocation the ledger knows and would leave it.
+    /// Refuses an end that begins in an allocation the ledger knows and would leave it, and one that is, or could be, host
+    /// memory: what passes is memory that no Rust code has borrowed. The thread is known to be bound.
     pub(crate) fn within(&self, operation: &'static str, end: End, ptr: DevicePtr, bytes: u64) -> Result<()> {
-        match self.book().whois(ptr.0) {
+        let addr = ptr.0;
+        match self.book().whois(addr) {
+            Whois::Live { allocation, .. } if allocation.record.kind == AllocKind::Pinned => {
+                let found = FoundMemory::Pinned(Box::new(allocation));
+                Err(NotDeviceMemory { operation, end, addr, found }.into())
+            }
             // Bands, and what is kept after its free, are live at the driver and nobody's to touch.
             Whois::Live { allocation, .. } if allocation.record.kind == AllocKind::Padding => {
                 Ok(self.refuse_redzone(operation, &end.to_string(), ptr)?)
             }
-            Whois::Freed { .. } => Ok(self.refuse_redzone(operation, &end.to_string(), ptr)?),
             Whois::Live { allocation, offset_bytes } if bytes > room(&allocation.record, offset_bytes) => {
-                Err(CopyOutOfBounds { operation, end, addr: ptr.0, bytes, owner: Box::new(allocation) }
-                    .into())
+                Err(CopyOutOfBounds { operation, end, addr, bytes, owner: Box::new(allocation) }.into())
             }
-            // Not ours: another owner's memory is the driver's to judge.
-            _ => Ok(()),
+            Whois::Live { .. } => Ok(()),
+            unknown => {
+                if matches!(unknown, Whois::Freed { .. }) {
+                    self.refuse_redzone(operation, &end.to_string(), ptr)?;
+                }
+                self.not_the_hosts(operation, end, ptr, &unknown)
+            }
         }
     }
 
     /// Waits for the backend's own stream, which does not synchronize with the driver's blocking calls.
     pub(crate) fn own_stream_done(&self) -> Result<()> {
-        // SAFETY: takes a handle, which is the backend's own.
+        // SAFETY: takes the host's own stream, which is destroyed with the host.
         unsafe { ask!(self.driver(), cuStreamSynchronize(self.stream())) }
             .doing(|| "waiting for the backend's stream before a blocking operation".to_owned())
     }
@@ -300,28 +320,11 @@ impl MetraleCudaBackend {
                 self.book().whois(addr),
                 Whois::Live { allocation, .. } if matches!(allocation.record.kind, AllocKind::Pinned | AllocKind::Managed)
             );
-            if ours || self.driver_knows(addr)? {
+            if ours || self.memory_type(addr)?.is_some() {
                 return Ok(true);
             }
         }
         Ok(false)
-    }
-
-    /// Whether an address is memory of the driver's.
-    fn driver_knows(&self, addr: u64) -> Result<bool> {
-        let mut kind = 0_u32;
-        let data = (&raw mut kind).cast::<c_void>();
-        // SAFETY: the result pointer is a local of the attribute's type; the address is only looked up.
-        match unsafe {
-            ask!(self.driver(), cuPointerGetAttribute(data, pointer_attribute::MEMORY_TYPE, addr))
-        } {
-            // So it answers for memory it never heard of.
-            Err(error) if error.status == CUDA_ERROR_INVALID_VALUE => Ok(false),
-            answer => {
-                answer.doing(|| format!("asking whether {addr:#x} is pinned"))?;
-                Ok(true)
-            }
-        }
     }
 
     /// The error for a copy or fill the driver refused, with what the ledger knows of its ends.

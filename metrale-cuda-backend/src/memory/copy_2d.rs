@@ -95,6 +95,7 @@ impl MetraleCudaBackend {
             return Ok(());
         }
         self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
         for (end, side) in [(End::Source, copy.src), (End::Destination, copy.dst)] {
             let span = copy.span_bytes(end)?;
             if let Side::Device(ptr) = side {
@@ -109,7 +110,7 @@ impl MetraleCudaBackend {
         );
         let raw = raw(copy);
         // SAFETY: the description is a local that the driver reads before it returns; of the host memory it speaks of, the
-        // caller has promised that it is valid until the stream has passed the copy.
+        // caller has promised that it is valid until the stream has passed the copy; the stream is held.
         unsafe { ask!(self.driver(), cuMemcpy2DAsync_v2(&raw const raw, stream)) }.map_err(|error| {
             let device = |side| match side {
                 Side::Device(ptr) => Some(ptr),

@@ -21,7 +21,7 @@ impl MetraleCudaBackend {
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
         self.own_stream_done()?;
         trace_fill(WHAT, dst, u32::from(value), bytes);
-        // SAFETY: no host memory is passed; the driver checks the address.
+        // SAFETY: the destination is no host memory (`within`), and what else is wrong with it the driver answers.
         unsafe { ask!(self.driver(), cuMemsetD8_v2(dst.0, value, bytes)) }
             .map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), bytes))?;
         self.legacy_stream_done(WHAT)
@@ -34,9 +34,11 @@ impl MetraleCudaBackend {
             return Ok(());
         }
         self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
         trace_fill(WHAT, dst, u32::from(value), bytes);
-        // SAFETY: no host memory is passed; the driver checks the address.
+        // SAFETY: the destination is no host memory (`within`), and what else is wrong with it the driver answers; the
+        // stream is held.
         unsafe { ask!(self.driver(), cuMemsetD8Async(dst.0, value, bytes, stream)) }
             .map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), bytes))
     }
@@ -60,9 +62,11 @@ impl MetraleCudaBackend {
             .into());
         };
         self.bound(WHAT)?;
+        let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
         trace_fill(WHAT, dst, value, bytes);
-        // SAFETY: no host memory is passed; the driver checks the address.
+        // SAFETY: the destination is no host memory (`within`), and what else is wrong with it the driver answers; the
+        // stream is held.
         unsafe { ask!(self.driver(), cuMemsetD32Async(dst.0, value, words, stream)) }
             .map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), bytes))
     }

@@ -10,9 +10,11 @@ mod cost;
 mod free;
 mod info;
 mod memset;
+mod not_device;
 mod oom_watchdog;
 mod out_of_memory;
 mod pinned;
+mod pinned_book;
 mod upload;
 
 // Decisions that need no driver.
@@ -28,8 +30,10 @@ pub use copy::{CopyOutOfBounds, End};
 pub use copy_2d::{Copy2d, Side};
 pub use free::cuda_free_memory_bytes;
 pub use info::MemoryInfo;
+pub use not_device::{FoundMemory, NotDeviceMemory};
 pub use out_of_memory::{Holder, OutOfMemory, Verdict};
 pub use pinned::{PinnedBuffer, PinnedPtr};
+pub use pinned_book::StalePinned;
 pub use upload::Uploader;
 
 pub use account::{Account, AccountError, Quality, Term};
@@ -46,3 +50,4 @@ pub use watchdog::{
 
 pub(crate) use cost::{Cost, Costs};
 pub(crate) use free::{Polling, memory_info_of};
+pub(crate) use pinned_book::PinnedBook;

@@ -85,10 +85,14 @@ impl<'backend> Uploader<'backend> {
     /// is still reading.
     ///
     /// # Errors
-    /// [`CopyOutOfBounds`](crate::CopyOutOfBounds) past the end of an allocation the ledger knows, with nothing queued; the
-    /// driver's refusals.
+    /// As [`copy_h2d`](crate::GpuBackend::copy_h2d), with nothing queued; the driver's refusals.
     pub fn upload(&mut self, data: &[u8], dst: DevicePtr) -> Result<()> {
-        self.backend.within("uploading", super::End::Destination, dst, data.len() as u64)?;
+        const WHAT: &str = "uploading";
+        if data.is_empty() {
+            return Ok(());
+        }
+        self.backend.bound(WHAT)?;
+        self.backend.within(WHAT, super::End::Destination, dst, data.len() as u64)?;
         let mut done = 0;
         while done < data.len() {
             if self.slots[0].used_bytes == self.slots[0].buffer.len() {

@@ -20,7 +20,6 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
 use crate::error::{BadArgument, LedgerConflict};
 use crate::gpu::DevicePtr;
-use crate::stream::LEGACY_STREAM;
 
 /// Bytes copied at a time, to lay a pattern or to read a band; a multiple of 256, after which a pattern repeats.
 const PIECE_BYTES: usize = 1 << 20;
@@ -202,17 +201,20 @@ impl MetraleCudaBackend {
         )))
     }
 
-    /// Waits for the work queued so far on every stream this backend knows: the legacy one, its own, those it made. One
-    /// that captures has run nothing and is left alone, for a wait would end the capture.
+    /// Waits for the work queued so far on every stream this backend knows: the legacy one, its own, those it made or
+    /// adopted. One that captures has run nothing and is left alone, for a wait would end the capture.
     pub(crate) fn wait_for_known_work(&self) -> Result<()> {
+        const DOING: &str = "waiting for a stream before red zones are looked at";
         self.legacy_stream_done("looking at red zones")?;
-        for stream in self.streams().all_with(self.stream()) {
-            if stream != LEGACY_STREAM
-                && stream_capture_status(self.driver(), stream) == Ok(CU_STREAM_CAPTURE_STATUS_NONE)
-            {
-                // SAFETY: no memory is passed; the driver checks the handle.
-                unsafe { ask!(self.driver(), cuStreamSynchronize(stream)) }
-                    .doing(|| format!("waiting for stream {stream:#x} before red zones are looked at"))?;
+        for stream in self.streams().live().into_iter().chain([self.stream()]) {
+            // One that another thread destroys meanwhile is left to its end: the driver lets its work finish, and a free
+            // waits for that.
+            let Ok(_held) = self.hold_stream(stream, DOING) else { continue };
+            // SAFETY: the stream is held.
+            let status = unsafe { stream_capture_status(self.driver(), stream) };
+            if status == Ok(CU_STREAM_CAPTURE_STATUS_NONE) {
+                // SAFETY: takes a handle, which is held.
+                unsafe { ask!(self.driver(), cuStreamSynchronize(stream)) }.doing(|| DOING.to_owned())?;
             }
         }
         Ok(())

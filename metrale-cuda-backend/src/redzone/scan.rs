@@ -146,7 +146,8 @@ impl MetraleCudaBackend {
 
     /// A scan runs on the backend's own stream.
     fn refuse_own_capture(&self) -> Result<(), BadArgument> {
-        match stream_capture_status(self.driver(), self.stream()) {
+        // SAFETY: the stream is the host's own, which lives as long as it.
+        match unsafe { stream_capture_status(self.driver(), self.stream()) } {
             Ok(status) if status != CU_STREAM_CAPTURE_STATUS_NONE => Err(BadArgument::new(
                 "scanning red zones: the backend's own stream captures a graph; end the capture first",
             )),

@@ -1,31 +1,40 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A driver that shows a test what is true at the very moment of a call, and whose pinned memory is never clean.
+//! A driver that shows a test what is true at the very moment of a call, whose pinned memory is never clean, and whose
+//! device can be another in one attribute.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use metrale_cuda_backend::DriverApi;
-use metrale_driver_sim::driver_sys::{CUresult, DriverFn, for_each_driver_function};
+use metrale_driver_sim::driver_sys::{CUdevice_attribute, CUresult, DriverFn, for_each_driver_function};
 
-type Hook = Box<dyn Fn(DriverFn) + Send>;
+type Hook = Arc<dyn Fn(DriverFn) + Send + Sync>;
 
 /// Wraps a driver.
 pub struct HookedDriver {
     inner: Arc<dyn DriverApi>,
     hook: Mutex<Option<Hook>>,
+    attributes: Mutex<HashMap<CUdevice_attribute, i32>>,
 }
 
 impl HookedDriver {
     pub fn new(inner: Arc<dyn DriverApi>) -> Self {
-        Self { inner, hook: Mutex::new(None) }
+        Self { inner, hook: Mutex::new(None), attributes: Mutex::default() }
     }
 
-    /// Calls `hook` before every call from now on.
-    pub fn before_each(&self, hook: impl Fn(DriverFn) + Send + 'static) {
-        *self.hook.lock().unwrap() = Some(Box::new(hook));
+    /// Calls `hook` before every call from now on, on the calling thread, which it may keep waiting.
+    pub fn before_each(&self, hook: impl Fn(DriverFn) + Send + Sync + 'static) {
+        *self.hook.lock().unwrap() = Some(Arc::new(hook));
+    }
+
+    /// Answers a device attribute by this value from now on.
+    pub fn answer_attribute(&self, which: CUdevice_attribute, value: i32) {
+        self.attributes.lock().unwrap().insert(which, value);
     }
 
     fn call(&self, function: DriverFn, inner: impl FnOnce() -> CUresult) -> CUresult {
-        if let Some(hook) = &*self.hook.lock().unwrap() {
+        let hook = self.hook.lock().unwrap().clone();
+        if let Some(hook) = hook {
             hook(function);
         }
         inner()
@@ -43,6 +52,20 @@ macro_rules! body {
             unsafe { memory.cast::<u8>().write_bytes(0xEE, $bytes) };
         }
         status
+    }};
+    (cuDeviceGetAttribute, $self:ident, ($value:ident, $which:ident, $device:ident)) => {{
+        let set = $self.attributes.lock().unwrap().get(&$which).copied();
+        // SAFETY: the caller's promise is the inner driver's.
+        let asked = || unsafe { $self.inner.cuDeviceGetAttribute($value, $which, $device) };
+        let status = $self.call(DriverFn::cuDeviceGetAttribute, asked);
+        match set {
+            Some(set) => {
+                // SAFETY: the caller's promise is that the result can be written.
+                unsafe { $value.write(set) };
+                0
+            }
+            None => status,
+        }
     }};
     ($name:ident, $self:ident, ($($arg:ident),*)) => {
         // SAFETY: the caller's promise is the inner driver's.

@@ -142,11 +142,13 @@ impl Cuda {
     }
 
     pub(crate) fn capture_state(&self, stream: u64) -> Answer<u32> {
-        stream_capture_status(&*self.api, stream).map_err(|error| error.status)
+        // SAFETY: streams are the driver's to judge here.
+        unsafe { stream_capture_status(&*self.api, stream) }.map_err(|error| error.status)
     }
 
     pub(crate) fn instantiate(&self, graph: u64) -> Answer<u64> {
-        graph_instantiate(&*self.api, graph, 0).map_err(|error| error.status)
+        // SAFETY: as above.
+        unsafe { graph_instantiate(&*self.api, graph, 0) }.map_err(|error| error.status)
     }
 
     pub(crate) fn nodes(&self, graph: u64) -> Answer<usize> {

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Stream and event handles: a dead or invented one never reaches the driver, which it would take the process down with.
+
+mod common;
+
+use std::ffi::c_void;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use common::hooked::HookedDriver;
+use common::{KERNELS, backend, logged, sim, sim_with_kernels};
+use metrale_cuda_backend::{
+    BackendConfig, BadArgument, Copy2d, DevicePtr, DriverApi, DriverFn, KernelLaunch, LEGACY_STREAM,
+    MetraleCudaBackend, Remedy, Uploader, remedy,
+};
+use metrale_driver_sim::{TraceDriver, on_both_drivers};
+
+/// What the driver's headers call the stream of each thread.
+const PER_THREAD: u64 = 2;
+
+fn with_kernels(driver: Arc<dyn DriverApi>) -> MetraleCudaBackend {
+    let builder = MetraleCudaBackend::builder().driver(driver).modules(&[("kernels", KERNELS)]);
+    builder.config(BackendConfig::default()).build().unwrap()
+}
+
+/// The outcome of every call that takes a stream, and one that takes an event, on that stream.
+fn every_use_of_a_stream(
+    backend: &MetraleCudaBackend,
+    at: DevicePtr,
+    stream: u64,
+) -> Vec<(&'static str, anyhow::Result<()>)> {
+    let event = backend.create_event().unwrap();
+    let mut host = [7; 16];
+    let fill = backend.kernel("kernels", "fill").unwrap();
+    let (mut ptr, mut value, mut count) = (at.0, 7_u32, 4_u32);
+    let mut params: [*mut c_void; 3] =
+        [(&raw mut ptr).cast(), (&raw mut value).cast(), (&raw mut count).cast()];
+    let rows = Copy2d::device(at, 16, at.offset(64), 16, 8, 2);
+    let host_ptr = host.as_mut_ptr();
+    let mut outcomes = vec![
+        ("copy_h2d_async", backend.copy_h2d_async(&[1; 16], at, stream)),
+        ("copy_d2d_async", backend.copy_d2d_async(at, at.offset(64), 16, stream)),
+        ("memset_async", backend.memset_async(at, 1, 16, stream)),
+        ("memset_d32_async", backend.memset_d32_async(at, 1, 4, stream)),
+        // SAFETY: both sides are device memory.
+        ("copy_2d_async", unsafe { backend.copy_2d_async(&rows, stream) }),
+        // SAFETY: the values are the kernel's parameters and outlive the call; it writes four words to `at`.
+        ("launch", unsafe { backend.launch(fill, [1; 3], [4, 1, 1], 0, stream, &mut params) }),
+        // SAFETY: as above.
+        ("launch_typed", unsafe {
+            KernelLaunch::new(fill).block([4, 1, 1]).ptr(at).u32(7).u32(4).on_stream(backend, stream)
+        }),
+        ("record_event", backend.record_event(event, stream)),
+        ("wait_event", backend.wait_event(stream, event)),
+        // SAFETY: the local is waited for below, where the copy was queued at all.
+        ("copy_h2d_async_retained", unsafe { backend.copy_h2d_async_retained(host_ptr, 16, at, stream) }),
+        // SAFETY: as above.
+        ("copy_d2h_async_retained", unsafe { backend.copy_d2h_async_retained(at, host_ptr, 16, stream) }),
+        ("synchronize_stream", backend.synchronize_stream(stream)),
+        ("query_stream", backend.query_stream(stream).map(drop)),
+    ];
+    let mut back = [0; 16];
+    outcomes.push(("copy_d2h_on_stream", backend.copy_d2h_on_stream(at, &mut back, stream)));
+    backend.destroy_event(event).unwrap();
+    outcomes
+}
+
+/// The outcome of every call that takes an event. `live` is another, made before: a new one might get a dead one's number.
+fn every_use_of_an_event(
+    backend: &MetraleCudaBackend,
+    live: u64,
+    event: u64,
+) -> Vec<(&'static str, anyhow::Result<()>)> {
+    backend.record_event(live, backend.stream()).unwrap();
+    backend.synchronize_event(live).unwrap();
+    vec![
+        ("record_event", backend.record_event(event, backend.stream())),
+        ("wait_event", backend.wait_event(backend.stream(), event)),
+        ("query_event", backend.query_event(event).map(drop)),
+        ("synchronize_event", backend.synchronize_event(event)),
+        ("elapsed_ms, start", backend.elapsed_ms(event, live).map(drop)),
+        ("elapsed_ms, end", backend.elapsed_ms(live, event).map(drop)),
+    ]
+}
+
+/// All were refused, each with these words.
+fn assert_refused(outcomes: Vec<(&'static str, anyhow::Result<()>)>, words: &[&str]) {
+    for (call, outcome) in outcomes {
+        let error = outcome.expect_err(call);
+        assert_eq!(remedy(&error), Some(Remedy::FixCall), "{call}");
+        let error = error.downcast::<BadArgument>().expect(call);
+        assert!(
+            words.iter().all(|word| error.what.contains(word)),
+            "{call}: {error}, which lacks one of {words:?}"
+        );
+    }
+}
+
+fn assert_done(outcomes: Vec<(&'static str, anyhow::Result<()>)>) {
+    for (call, outcome) in outcomes {
+        outcome.unwrap_or_else(|error| panic!("{call}: {error:#}"));
+    }
+}
+
+on_both_drivers! {
+    a_stream_that_was_destroyed_is_refused_with_the_line(driver; sim: sim_with_kernels()) {
+        let backend = with_kernels(driver);
+        let at = backend.alloc(256).unwrap();
+        let stream = backend.create_stream().unwrap();
+        assert_done(every_use_of_a_stream(&backend, at, stream));
+        let line = line!() + 1;
+        backend.destroy_stream(stream).unwrap();
+        let words = [format!("stream {stream:#x} was destroyed at"), format!("{}:{line}:", file!())];
+        let words = words.each_ref().map(String::as_str);
+        assert_refused(every_use_of_a_stream(&backend, at, stream), &words);
+        assert_refused(vec![("destroy_stream", backend.destroy_stream(stream))], &words);
+        assert_refused(vec![("release_stream", backend.release_stream(stream))], &words);
+        backend.free(at).unwrap();
+    }
+
+    a_stream_that_never_was_one_is_refused(driver; sim: sim_with_kernels()) {
+        let backend = with_kernels(driver);
+        let at = backend.alloc(256).unwrap();
+        let event = backend.create_event().unwrap();
+        let local = 0_u64;
+        for stream in [3, 0x10, 0xDEAD_BEEF_0000, u64::MAX, event, at.0, (&raw const local).addr() as u64] {
+            let words = [format!("{stream:#x} is no stream"), "create_stream".into(), "adopt_stream".into()];
+            let words = words.each_ref().map(String::as_str);
+            assert_refused(every_use_of_a_stream(&backend, at, stream), &words);
+            assert_refused(vec![("destroy_stream", backend.destroy_stream(stream))], &words);
+            assert_refused(vec![("release_stream", backend.release_stream(stream))], &words);
+        }
+        backend.destroy_event(event).unwrap();
+        backend.free(at).unwrap();
+    }
+
+    the_streams_that_are_always_there_pass(driver; sim: sim_with_kernels()) {
+        let backend = with_kernels(driver);
+        let at = backend.alloc(256).unwrap();
+        for stream in [LEGACY_STREAM, 1, PER_THREAD, backend.stream()] {
+            assert_done(every_use_of_a_stream(&backend, at, stream));
+            assert!(backend.destroy_stream(stream).unwrap_err().is::<BadArgument>());
+            assert!(backend.release_stream(stream).unwrap_err().is::<BadArgument>());
+            // SAFETY: the streams are live as long as the backend.
+            assert!(unsafe { backend.adopt_stream(stream) }.unwrap_err().is::<BadArgument>());
+        }
+        backend.free(at).unwrap();
+    }
+
+    an_event_that_was_destroyed_or_never_was_one_is_refused(driver) {
+        let backend = backend(driver);
+        let (live, event) = (backend.create_timing_event().unwrap(), backend.create_event().unwrap());
+        let line = line!() + 1;
+        backend.destroy_event(event).unwrap();
+        let words = [format!("event {event:#x} was destroyed at"), format!("{}:{line}:", file!())];
+        let words = words.each_ref().map(String::as_str);
+        assert_refused(every_use_of_an_event(&backend, live, event), &words);
+        assert_refused(vec![("destroy_event", backend.destroy_event(event))], &words);
+        let local = 0_u64;
+        for event in [0, 1, 0xDEAD_BEEF_0000, u64::MAX, backend.stream(), (&raw const local).addr() as u64] {
+            let words = [format!("{event:#x} is no event"), "create_event".into(), "adopt_event".into()];
+            let words = words.each_ref().map(String::as_str);
+            assert_refused(every_use_of_an_event(&backend, live, event), &words);
+            assert_refused(vec![("destroy_event", backend.destroy_event(event))], &words);
+        }
+        backend.destroy_event(live).unwrap();
+    }
+
+    another_backends_handles_are_not_this_ones(driver) {
+        let (one, other) = (backend(driver.clone()), backend(driver));
+        let (stream, event) = (one.create_stream().unwrap(), one.create_event().unwrap());
+        assert!(other.synchronize_stream(stream).unwrap_err().is::<BadArgument>());
+        assert!(other.query_event(event).unwrap_err().is::<BadArgument>());
+        // The own stream is the device's, and so both backends'.
+        other.synchronize_stream(one.stream()).unwrap();
+        // SAFETY: the two live to the end of this test.
+        unsafe { other.adopt_stream(stream) }.unwrap();
+        // SAFETY: as above.
+        unsafe { other.adopt_event(event) }.unwrap();
+        other.record_event(event, stream).unwrap();
+        other.synchronize_event(event).unwrap();
+        other.release_stream(stream).unwrap();
+        other.release_event(event).unwrap();
+        one.destroy_stream(stream).unwrap();
+        one.destroy_event(event).unwrap();
+    }
+
+    a_foreign_stream_comes_in_and_leaves_alive(driver; sim: sim_with_kernels()) {
+        let backend = with_kernels(driver.clone());
+        let at = backend.alloc(256).unwrap();
+        let mut stream = 0;
+        // SAFETY: the result pointer is a local.
+        assert_eq!(unsafe { driver.cuStreamCreate(&mut stream, 1) }, 0);
+        assert_refused(every_use_of_a_stream(&backend, at, stream), &["adopt_stream"]);
+        let line = line!() + 2;
+        // SAFETY: made above, and destroyed after its release below.
+        unsafe { backend.adopt_stream(stream) }.unwrap();
+        assert_done(every_use_of_a_stream(&backend, at, stream));
+        // SAFETY: as above.
+        let again = unsafe { backend.adopt_stream(stream) }.unwrap_err().to_string();
+        let site = format!("{}:{line}:", file!());
+        assert!(again.contains("known already, adopted at") && again.contains(&site), "{again}");
+        let words = ["was adopted at", "its maker's to destroy", "release_stream", &site];
+        assert_refused(vec![("destroy_stream", backend.destroy_stream(stream))], &words);
+
+        backend.release_stream(stream).unwrap();
+        assert_refused(every_use_of_a_stream(&backend, at, stream), &["was released at", "adopt_stream"]);
+        // SAFETY: the stream is this test's own again, and live.
+        assert_eq!(unsafe { driver.cuStreamDestroy_v2(stream) }, 0);
+        backend.free(at).unwrap();
+    }
+
+    what_is_made_here_can_leave_too(driver) {
+        let backend = backend(driver.clone());
+        let (stream, event) = (backend.create_stream().unwrap(), backend.create_event().unwrap());
+        backend.release_stream(stream).unwrap();
+        backend.release_event(event).unwrap();
+        assert!(backend.query_event(event).unwrap_err().to_string().contains("was released at"));
+        let ((), lines) = logged(|| drop(backend));
+        assert!(lines.is_empty(), "what was released is not the backend's to destroy: {lines:?}");
+    }
+
+    what_is_left_at_the_drop_is_destroyed_with_one_warning(driver) {
+        let trace = Arc::new(TraceDriver::new(driver));
+        let backend = backend(trace.clone());
+        let (streams, line) = ([(); 3].map(|()| backend.create_stream().unwrap()), line!());
+        let event = backend.create_event().unwrap();
+        backend.record_event(event, streams[0]).unwrap();
+        let mut foreign = 0;
+        // SAFETY: the result pointer is a local.
+        assert_eq!(unsafe { trace.cuEventCreate(&mut foreign, 2) }, 0);
+        // SAFETY: the event lives longer than the backend.
+        unsafe { backend.adopt_event(foreign) }.unwrap();
+        let host = backend.host().clone();
+        let before = trace.calls().len();
+        let ((), lines) = logged(|| drop(backend));
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        let site = format!("{}:{line}:", file!());
+        assert!(lines[0].contains("3 streams and 1 event left") && lines[0].contains(&site), "{lines:?}");
+        assert!(lines[0].contains("(3), "), "{lines:?}");
+        let destroyed = |function| trace.calls()[before..].iter().filter(|call| call.function == function).count();
+        assert_eq!(destroyed(DriverFn::cuStreamDestroy_v2), 3);
+        assert_eq!(destroyed(DriverFn::cuEventDestroy_v2), 1, "an adopted event is its maker's");
+        // SAFETY: made above, and destroyed nowhere.
+        assert_eq!(unsafe { trace.cuEventDestroy_v2(foreign) }, 0);
+        drop(host);
+    }
+}
+
+/// The driver is never shown a handle that is refused: on hardware that would be the end.
+#[test]
+fn what_is_refused_never_reaches_the_driver() {
+    let driver = Arc::new(sim_with_kernels());
+    let trace = Arc::new(TraceDriver::new(driver.clone()));
+    let backend = with_kernels(trace.clone());
+    let at = backend.alloc(256).unwrap();
+    let (stream, event) = (backend.create_stream().unwrap(), backend.create_event().unwrap());
+    let live = backend.create_timing_event().unwrap();
+    backend.destroy_stream(stream).unwrap();
+    backend.destroy_event(event).unwrap();
+    let before = trace.calls().len();
+    assert_refused(every_use_of_a_stream(&backend, at, stream), &[]);
+    assert_refused(every_use_of_an_event(&backend, live, event), &[]);
+    for call in &trace.calls()[before..] {
+        let text = call.to_string();
+        assert!(!text.contains(&format!("{stream:#x}")) && !text.contains(&format!("{event:#x}")), "{text}");
+    }
+    assert!(driver.diagnostics().is_empty(), "{:?}", driver.diagnostics());
+    backend.destroy_event(live).unwrap();
+    backend.free(at).unwrap();
+}
+
+/// A driver on which one wait takes as long as the test wants: `(driver, entered, let go)`.
+fn with_a_long_wait(
+    function: DriverFn,
+) -> (Arc<HookedDriver>, std::sync::mpsc::Receiver<()>, std::sync::mpsc::Sender<()>) {
+    let driver = Arc::new(HookedDriver::new(sim()));
+    let ((enter, entered), (go, gone)) = (channel(), channel());
+    let gone = Mutex::new(gone);
+    driver.before_each(move |called| {
+        if called == function && thread::current().name() == Some("waits") {
+            enter.send(()).unwrap();
+            gone.lock().unwrap().recv().unwrap();
+        }
+    });
+    (driver, entered, go)
+}
+
+#[test]
+fn a_handle_destroyed_under_a_wait_lives_until_the_wait_is_over() {
+    for (function, destroys) in [
+        (DriverFn::cuStreamSynchronize, DriverFn::cuStreamDestroy_v2),
+        (DriverFn::cuEventSynchronize, DriverFn::cuEventDestroy_v2),
+    ] {
+        let (driver, entered, go) = with_a_long_wait(function);
+        let trace = Arc::new(TraceDriver::new(driver));
+        let backend = backend(trace.clone());
+        let of_streams = function == DriverFn::cuStreamSynchronize;
+        let handle = if of_streams { backend.create_stream() } else { backend.create_event() }.unwrap();
+        let wait = || {
+            if of_streams { backend.synchronize_stream(handle) } else { backend.synchronize_event(handle) }
+        };
+        let destroy =
+            || if of_streams { backend.destroy_stream(handle) } else { backend.destroy_event(handle) };
+        let release =
+            || if of_streams { backend.release_stream(handle) } else { backend.release_event(handle) };
+        thread::scope(|scope| {
+            let waiting = thread::Builder::new().name("waits".into()).spawn_scoped(scope, || {
+                backend.bind_to_thread().unwrap();
+                wait().unwrap();
+            });
+            entered.recv().unwrap();
+            let refused = release().unwrap_err().to_string();
+            assert!(refused.contains("using") && refused.contains("try again"), "{refused}");
+            // Neither waits for the other thread.
+            destroy().unwrap();
+            assert!(wait().unwrap_err().to_string().contains("was destroyed at"));
+            assert!(destroy().unwrap_err().is::<BadArgument>());
+            assert_eq!(trace.count(destroys), 0, "the wait still has it");
+            go.send(()).unwrap();
+            waiting.unwrap().join().unwrap();
+            assert_eq!(trace.count(destroys), 1, "the last to leave destroys it");
+        });
+    }
+}
+
+#[test]
+fn threads_that_use_and_destroy_each_others_handles_never_show_the_driver_a_dead_one() {
+    let driver = sim();
+    let backend = backend(driver.clone());
+    let handles = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for seed in 0..4_usize {
+            let (backend, handles) = (&backend, &handles);
+            scope.spawn(move || {
+                backend.bind_to_thread().unwrap();
+                for round in 0..500_usize {
+                    let (stream, event) = match (round * 7 + seed) % 3 {
+                        0 => {
+                            let made = (backend.create_stream().unwrap(), backend.create_event().unwrap());
+                            handles.lock().unwrap().push(made);
+                            made
+                        }
+                        _ => {
+                            let handles = handles.lock().unwrap();
+                            let Some(&any) = handles.get((round * 31 + seed) % handles.len().max(1)) else {
+                                continue;
+                            };
+                            any
+                        }
+                    };
+                    // Done or refused, as the others have it by now.
+                    let outcomes = [
+                        backend.record_event(event, stream),
+                        backend.synchronize_stream(stream),
+                        backend.wait_event(stream, event),
+                        backend.query_event(event).map(drop),
+                        if round % 5 == seed { backend.destroy_stream(stream) } else { Ok(()) },
+                        if round % 7 == seed { backend.destroy_event(event) } else { Ok(()) },
+                    ];
+                    for error in outcomes.into_iter().filter_map(Result::err) {
+                        assert!(
+                            error.is::<BadArgument>() && error.to_string().contains("was destroyed at"),
+                            "{error:#}"
+                        );
+                    }
+                }
+            });
+        }
+    });
+    let ((), _) = logged(|| drop(backend));
+    assert!(driver.diagnostics().is_empty(), "{:?}", driver.diagnostics());
+    assert!(driver.leaks().is_empty(), "{:?}", driver.leaks());
+}
+
+#[test]
+fn an_uploader_that_is_forgotten_leaves_its_handles_to_the_drop() {
+    let driver = sim();
+    let backend = backend(driver.clone());
+    std::mem::forget(Uploader::new(&backend, 4096).unwrap());
+    let ((), lines) = logged(|| drop(backend));
+    assert!(lines.iter().any(|line| line.contains("1 stream and 2 events left")), "{lines:?}");
+    let leaks = driver.leaks();
+    assert!(leaks.streams.is_empty() && leaks.events.is_empty(), "{leaks:?}");
+}
