@@ -75,6 +75,14 @@ fn loads_with_the_figures_of_the_h200(driver: &str, models: &[Figures]) {
         assert_eq!(json["driver_used_bytes"], resident_bytes, "{model}");
         assert_eq!(json["unexplained_bytes"], 0, "{model}");
         assert_eq!(json["swept_allocations"], 0, "{model}");
+        let account = &json["account"];
+        assert_eq!(account["remainder_bytes"], 0, "{model}: {account}");
+        let terms = account["terms"].as_array().unwrap();
+        let sum: i64 = terms.iter().map(|term| term["bytes"].as_i64().unwrap()).sum();
+        assert_eq!(Some(sum), account["driver_used_bytes"].as_i64(), "{model}: {account}");
+        let of =
+            |name: &str| terms.iter().find(|term| term["name"] == name).unwrap()["bytes"].as_u64().unwrap();
+        assert_eq!(of("ledger") + of("slack"), resident_bytes, "{model}: {account}");
         assert_eq!(json["bytes_copied"], 0, "{model}");
         let live = json["live_bytes"].as_u64().unwrap();
         assert_eq!(json["slack_bytes"].as_u64(), Some(resident_bytes - live), "{model}");

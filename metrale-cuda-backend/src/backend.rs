@@ -16,13 +16,15 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::book::Book;
 use crate::call::{Doing, ask};
 use crate::config::BackendConfig;
-use crate::error::NotBound;
+use crate::error::{FeatureOff, NotBound};
 use crate::fault_probe::{FaultLatch, noted};
 use crate::gpu::DevicePtr;
 use crate::handles::{Handles, Kind};
 use crate::launch::Kernels;
-use crate::memory::PinnedBook;
+use crate::memory::{Cost, Costs, PinnedBook, Polling, memory_info_of};
 use crate::op_cache::OpCache;
+use crate::parts::HAS_REDZONE;
+use crate::redzone::Zones;
 use crate::signature::Signatures;
 use crate::timing::Timing;
 
@@ -36,6 +38,10 @@ use crate::timing::Timing;
 pub struct MetraleCudaBackend {
     // In this order: the ledger's memory is freed by `drop`, before any field goes.
     book: Book,
+    /// Before the host: its kernels unload into a context that is there.
+    zones: Zones,
+    costs: Costs,
+    polling: Polling,
     pinned: Mutex<PinnedBook>,
     streams: Handles,
     events: Handles,
@@ -97,6 +103,7 @@ impl BackendBuilder {
     ///
     /// # Errors
     /// [`ConfigError`](crate::ConfigError) for an environment variable that does not parse;
+    /// [`FeatureOff`] for red zones without the feature `redzone`;
     /// [`HostError`](crate::HostError) without a usable driver or device; [`PreflightError`](crate::PreflightError) for
     /// modules that the device does not run; [`ContextLost`](crate::ContextLost) where a kernel of this process faulted on
     /// the device before; [`RegistryError`](crate::RegistryError) for a
@@ -106,6 +113,9 @@ impl BackendBuilder {
             Some(config) => config.clone(),
             None => BackendConfig::from_env()?,
         };
+        if config.redzone.band_bytes > 0 && !HAS_REDZONE {
+            return Err(FeatureOff { feature: "redzone" }.into());
+        }
         let driver = self.driver_or_system()?;
         let ordinal = self.ordinal;
         FaultLatch::at(&driver, ordinal).sound(|| format!("making a backend on device {ordinal}"))?;
@@ -115,7 +125,16 @@ impl BackendBuilder {
         let host = CudaHost::acquire(driver, self.ordinal)?;
         let latch = FaultLatch::of(&host);
         host.set_teardown_sink_if_none(teardown_sink(Arc::clone(&latch)));
+        let costs = Costs::default();
+        let used = || {
+            memory_info_of(host.driver())
+                .map(|info| info.used_bytes())
+                .doing(|| "asking for the free memory".to_owned())
+        };
+        let baseline = used()?;
         let registry = MetraleRegistry::load_into(Arc::clone(&host), &self.modules)?;
+        costs.set_baseline(baseline);
+        costs.note(Cost::Modules, used()? as i64 - baseline as i64);
         for warning in warnings {
             tracing::warn!("{warning}");
         }
@@ -123,6 +142,9 @@ impl BackendBuilder {
         let reads_pageable_memory = reads_pageable_memory(&host);
         let backend = MetraleCudaBackend {
             book: Book::default(),
+            zones: Zones::new(config.redzone.clone()),
+            costs,
+            polling: Polling::default(),
             pinned: Mutex::default(),
             streams: Handles::new(Kind::Stream),
             events: Handles::new(Kind::Event),
@@ -313,6 +335,18 @@ impl MetraleCudaBackend {
 
     pub(crate) const fn book(&self) -> &Book {
         &self.book
+    }
+
+    pub(crate) const fn zones(&self) -> &Zones {
+        &self.zones
+    }
+
+    pub(crate) const fn costs(&self) -> &Costs {
+        &self.costs
+    }
+
+    pub(crate) const fn polling(&self) -> &Polling {
+        &self.polling
     }
 
     /// The live pinned memory, locked. Never held over a call of the driver.

@@ -46,6 +46,7 @@ impl Book {
         match kind {
             AllocKind::Arena => self.ledger.try_forget_arena(addr),
             AllocKind::Pinned => self.ledger.try_forget_pinned(addr),
+            AllocKind::Padding => self.ledger.try_forget_padding(addr),
             _ => self.ledger.try_forget(addr),
         }
         .map(Some)

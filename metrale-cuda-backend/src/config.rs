@@ -5,8 +5,15 @@
 //! |---|---|---|
 //! | `METRALE_DEBUG_SYNC_KERNELS` | [`BackendConfig::debug_sync_kernels`] | `1` on; `0`, empty or unset off |
 //! | `METRALE_TIME_KERNELS` | [`BackendConfig::time_kernels`] | `1` on; `0`, empty or unset off |
+//! | `METRALE_REDZONE` | [`RedzoneConfig::band_bytes`] | bytes, rounded up to 16; `0`, empty or unset off |
+//! | `METRALE_REDZONE_MIN_IDX` | [`RedzoneConfig::min_index`] | the first creation index that gets a band; 0 if unset |
+//! | `METRALE_REDZONE_FILL` | [`RedzoneConfig::fill`] | a decimal byte; 238 if unset |
+//! | `METRALE_REDZONE_TRACE_IDX` | [`RedzoneConfig::trace_index`] | the creation index whose backtrace is logged |
 
 use std::ffi::OsString;
+use std::path::PathBuf;
+
+use crate::redzone::RedzoneConfig;
 
 /// The variable behind [`BackendConfig::debug_sync_kernels`].
 pub const DEBUG_SYNC_KERNELS: &str = "METRALE_DEBUG_SYNC_KERNELS";
@@ -33,6 +40,12 @@ pub struct BackendConfig {
     /// span holds nothing but its kernel only where streams do not share the device. Launches inside a capture are left
     /// alone.
     pub time_kernels: bool,
+    /// Bands around allocations, in which a stray write shows. Off. Costs a fill at each allocation, a check at each free,
+    /// and the bands' memory.
+    pub redzone: RedzoneConfig,
+    /// Another file than `/proc/meminfo` to read the host's free memory from, on an integrated GPU: where a container shows
+    /// the host's elsewhere, and in tests.
+    pub meminfo_path: Option<PathBuf>,
 }
 
 impl BackendConfig {
@@ -52,6 +65,8 @@ impl BackendConfig {
         Ok(Self {
             debug_sync_kernels: switch(&lookup, DEBUG_SYNC_KERNELS)?,
             time_kernels: switch(&lookup, TIME_KERNELS)?,
+            redzone: RedzoneConfig::from_variables(&lookup)?,
+            meminfo_path: None,
         })
     }
 }
@@ -106,6 +121,14 @@ mod tests {
             let text = error.to_string();
             assert!(text.contains(DEBUG_SYNC_KERNELS) && text.contains("set it to 1"), "{text}");
         }
+    }
+
+    #[test]
+    fn the_red_zones_variables_are_read_with_the_rest() {
+        let lookup = |name: &str| (name == crate::redzone::REDZONE).then(|| OsString::from("1024"));
+        assert_eq!(BackendConfig::from_variables(lookup).unwrap().redzone.band_bytes, 1024);
+        let wrong = |name: &str| (name == crate::redzone::REDZONE_FILL).then(|| OsString::from("0xEE"));
+        assert_eq!(BackendConfig::from_variables(wrong).unwrap_err().variable, "METRALE_REDZONE_FILL");
     }
 
     #[cfg(unix)]

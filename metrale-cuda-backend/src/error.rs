@@ -3,8 +3,8 @@
 //!
 //! | [`Remedy`] | causes |
 //! |---|---|
-//! | [`FreeAndRetry`](Remedy::FreeAndRetry) | [`OutOfMemory`] |
-//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`], [`NotDeviceMemory`], [`FreeError`], [`StalePinned`], [`ConfigError`], [`PreflightError`], [`NTileError`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
+//! | [`FreeAndRetry`](Remedy::FreeAndRetry) | [`OutOfMemory`], [`BelowFloor`] |
+//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`], [`NotDeviceMemory`], [`FreeError`], [`StalePinned`], [`ConfigError`], [`FeatureOff`], [`PreflightError`], [`TargetMismatch`], [`NTileError`], [`TooLargeForBands`], [`TableFull`], [`TensorMapError`], [`TensorMapOutOfBounds`], [`WatchdogError`], [`FreeUnknown`], [`MemInfoError`], [`AccountError`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
 //! | [`Relaunch`](Remedy::Relaunch) | [`ContextLost`], [`KernelFault`], and whatever carries a status the context does not survive |
 //! | [`ReportBug`](Remedy::ReportBug) | [`LedgerConflict`], statuses that no call of ours should bring |
 //!
@@ -19,9 +19,14 @@ use metrale_registry::{HostError, LaunchError, RegistryError};
 use crate::config::ConfigError;
 use crate::fault_probe::FaultReason;
 use crate::launch::KernelFault;
-use crate::memory::{CopyOutOfBounds, FreeError, NotDeviceMemory, OutOfMemory, StalePinned};
+use crate::memory::{
+    AccountError, BelowFloor, CopyOutOfBounds, FreeError, FreeUnknown, MemInfoError, NotDeviceMemory,
+    OutOfMemory, StalePinned, WatchdogError,
+};
 use crate::n_tile::NTileError;
-use crate::preflight::PreflightError;
+use crate::preflight::{PreflightError, TargetMismatch};
+use crate::redzone::{TableFull, TooLargeForBands};
+use crate::tensor_map::{TensorMapError, TensorMapOutOfBounds};
 
 /// What the caller of a failed call can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,7 +64,7 @@ pub fn remedy(error: &anyhow::Error) -> Option<Remedy> {
             Some(remedy_of_status(cause.error.status))
         } else if let Some(cause) = cause.downcast_ref::<DriverError>() {
             Some(remedy_of_status(cause.status))
-        } else if cause.is::<OutOfMemory>() {
+        } else if cause.is::<OutOfMemory>() || cause.is::<BelowFloor>() {
             Some(Remedy::FreeAndRetry)
         } else if cause.is::<ContextLost>() || cause.is::<KernelFault>() {
             Some(Remedy::Relaunch)
@@ -72,8 +77,18 @@ pub fn remedy(error: &anyhow::Error) -> Option<Remedy> {
             || cause.is::<FreeError>()
             || cause.is::<StalePinned>()
             || cause.is::<ConfigError>()
+            || cause.is::<FeatureOff>()
             || cause.is::<PreflightError>()
+            || cause.is::<TargetMismatch>()
             || cause.is::<NTileError>()
+            || cause.is::<TooLargeForBands>()
+            || cause.is::<TableFull>()
+            || cause.is::<TensorMapError>()
+            || cause.is::<TensorMapOutOfBounds>()
+            || cause.is::<WatchdogError>()
+            || cause.is::<FreeUnknown>()
+            || cause.is::<MemInfoError>()
+            || cause.is::<AccountError>()
         {
             Some(Remedy::FixCall)
         } else {
@@ -182,6 +197,17 @@ impl BadArgument {
     }
 }
 
+/// What was asked for is not compiled in. Build with the Cargo feature, which is on by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "this program was built without metrale-cuda-backend's feature {feature:?}; build it with the feature on"
+)]
+#[non_exhaustive]
+pub struct FeatureOff {
+    /// The feature's name.
+    pub feature: &'static str,
+}
+
 /// The driver handed out memory that the ledger cannot take in, for it overlaps what is live. The memory was given back,
 /// unless the driver refused that too.
 ///
@@ -247,6 +273,24 @@ mod tests {
         assert_eq!(error.downcast_ref::<ContextLost>().map(|lost| lost.driver), Some(driver));
         assert_eq!(remedy(&anyhow::anyhow!("something else")), None);
         assert_eq!(remedy(&anyhow::Error::new(driver)), Some(Remedy::Relaunch));
+    }
+
+    #[test]
+    fn what_is_decided_before_the_driver_is_asked_has_a_remedy_too() {
+        let fix: [anyhow::Error; 7] = [
+            FeatureOff { feature: "redzone" }.into(),
+            TooLargeForBands { requested_bytes: usize::MAX, pad_bytes: 16 }.into(),
+            TableFull { slots: 1 << 32 }.into(),
+            TensorMapError { broken: Vec::new() }.into(),
+            WatchdogError::ZeroThreshold.into(),
+            MemInfoError::NoTotal.into(),
+            AccountError::DuplicateName { name: "ledger".into() }.into(),
+        ];
+        for error in fix {
+            assert_eq!(remedy(&error), Some(Remedy::FixCall), "{error}");
+        }
+        let below = BelowFloor { wanted_bytes: 3, free_bytes: 2, floor_bytes: 1 };
+        assert_eq!(remedy(&below.into()), Some(Remedy::FreeAndRetry));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! [`GpuBackend`] for [`MetraleCudaBackend`]: each method is the inherent one of the same name.
 
 use core::ffi::c_void;
+use core::time::Duration;
 
 use anyhow::Result;
 use metrale_ledger::{LedgerProbe, ScopeGuard};
@@ -9,7 +10,11 @@ use metrale_ledger::{LedgerProbe, ScopeGuard};
 use crate::backend::MetraleCudaBackend;
 use crate::gpu::{DevicePtr, GpuBackend, KernelHandle};
 use crate::launch::KernelLaunch;
-use crate::memory::{Copy2d, MemoryInfo, PinnedPtr};
+use crate::memory::{
+    Account, Copy2d, EffectiveFree, LowMemoryHandler, MemoryInfo, PinnedPtr, PolledFree, WatchdogThread,
+};
+use crate::redzone::ScanReport;
+use crate::tensor_map::{TensorMap, TensorMapSpec};
 
 impl GpuBackend for MetraleCudaBackend {
     #[track_caller]
@@ -267,6 +272,59 @@ impl GpuBackend for MetraleCudaBackend {
 
     fn memory_info(&self) -> Result<MemoryInfo> {
         Self::memory_info(self)
+    }
+
+    fn free_memory(&self) -> Result<u64> {
+        Self::free_memory(self)
+    }
+
+    fn device_free_memory(&self) -> Result<u64> {
+        Self::device_free_memory(self)
+    }
+
+    fn total_memory(&self) -> u64 {
+        Self::total_memory(self)
+    }
+
+    fn effective_free(&self) -> Result<EffectiveFree> {
+        Self::effective_free(self)
+    }
+
+    fn poll_free_memory(&self) -> Result<PolledFree> {
+        Self::poll_free_memory(self)
+    }
+
+    fn account(&self) -> Result<Account> {
+        Self::account(self)
+    }
+
+    fn spawn_oom_watchdog(&self, threshold_mb: u64, interval: Duration) -> Result<WatchdogThread> {
+        Self::spawn_oom_watchdog(self, threshold_mb, interval)
+    }
+
+    fn spawn_oom_watchdog_with(
+        &self,
+        threshold_mb: u64,
+        interval: Duration,
+        handler: LowMemoryHandler,
+    ) -> Result<WatchdogThread> {
+        Self::spawn_oom_watchdog_with(self, threshold_mb, interval, handler)
+    }
+
+    fn scan_redzones(&self) -> Result<usize> {
+        Self::scan_redzones(self)
+    }
+
+    fn scan_redzones_report(&self) -> Result<ScanReport> {
+        Self::scan_redzones_report(self)
+    }
+
+    fn poison_redzones(&self, low: u64, high: u64) -> Result<usize> {
+        Self::poison_redzones(self, low, high)
+    }
+
+    fn tensor_map_encode(&self, spec: &TensorMapSpec) -> Result<TensorMap> {
+        Self::tensor_map_encode(self, spec)
     }
 
     #[track_caller]

@@ -3,12 +3,17 @@
 
 use core::ffi::c_void;
 use core::fmt;
+use core::time::Duration;
 
 use anyhow::Result;
 use metrale_ledger::{LedgerProbe, ScopeGuard};
 
 use crate::launch::KernelLaunch;
-use crate::memory::{Copy2d, MemoryInfo, PinnedPtr};
+use crate::memory::{
+    Account, Copy2d, EffectiveFree, LowMemoryHandler, MemoryInfo, PinnedPtr, PolledFree, WatchdogThread,
+};
+use crate::redzone::ScanReport;
+use crate::tensor_map::{TensorMap, TensorMapSpec};
 
 /// An address in device memory. 0 is null.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -268,7 +273,8 @@ pub trait GpuBackend: Send + Sync {
     /// As [`copy_h2d`](Self::copy_h2d); [`BadArgument`](crate::BadArgument) where `dst` is no multiple of 4.
     fn memset_d32_async(&self, dst: DevicePtr, value: u32, words: usize, stream: u64) -> Result<()>;
 
-    /// Makes a stream that does not synchronize with the legacy stream. Does not block. About 0.5 MiB of device memory.
+    /// Makes a stream that does not synchronize with the legacy stream. Does not block. Device memory comes from a pool
+    /// that the driver keeps: about 0.5 MiB for each stream more than there ever were at once.
     ///
     /// # Errors
     /// As the trait says.
@@ -497,6 +503,105 @@ pub trait GpuBackend: Send + Sync {
     /// # Errors
     /// As the trait says.
     fn memory_info(&self) -> Result<MemoryInfo>;
+
+    /// Bytes of device memory that can be had: the driver's free figure on a discrete GPU, and on an integrated one the larger
+    /// of it and what the host has available. [`effective_free`](Self::effective_free) without its provenance.
+    ///
+    /// # Errors
+    /// As [`effective_free`](Self::effective_free).
+    fn free_memory(&self) -> Result<u64>;
+
+    /// Free bytes of the device as its driver says them, whatever the host has. Does not block; some 7 µs.
+    ///
+    /// # Errors
+    /// As the trait says.
+    fn device_free_memory(&self) -> Result<u64>;
+
+    /// The device's memory in bytes. Asks nobody.
+    fn total_memory(&self) -> u64;
+
+    /// Device memory that can be had, with where the figure comes from, how old it is and all that was known. Never above
+    /// the device's total. Does not block; some 7 µs, and on an integrated GPU a read of `/proc/meminfo`.
+    ///
+    /// # Errors
+    /// As the trait says, where the driver does not answer and the host's figure does not count.
+    fn effective_free(&self) -> Result<EffectiveFree>;
+
+    /// The driver's free figure, cheaply: asked for every 250 ms, and in between corrected by what the ledger has changed
+    /// since. Does not block; some tens of ns between two questions.
+    ///
+    /// # Errors
+    /// As the trait says, where there never was an answer.
+    fn poll_free_memory(&self) -> Result<PolledFree>;
+
+    /// The account: the driver's used bytes as a sum of named terms, each measured, modelled or unknown, and a signed
+    /// remainder that closes it. Does not block; some 7 µs and a walk over the ledger.
+    ///
+    /// # Errors
+    /// As the trait says.
+    fn account(&self) -> Result<Account>;
+
+    /// Starts the process's watchdog over this device's free memory, which ends the process: three readings in a row
+    /// below `threshold_mb` MiB, taken every `interval`, print the ledger's report and exit with
+    /// [`LOW_MEMORY_EXIT_CODE`](crate::memory::LOW_MEMORY_EXIT_CODE).
+    ///
+    /// A good reading in between starts the count anew, an unanswered one changes nothing. What is read is the
+    /// [effective free memory](Self::effective_free). The watchdog keeps no context alive: when the device's last user
+    /// is gone its readings go unanswered. Does not block. Allowed during a capture, where it goes on reading.
+    ///
+    /// # Errors
+    /// [`WatchdogError`](crate::memory::WatchdogError): a threshold of 0 or above the device's total, an interval of 0 or above a
+    /// minute, a process that has one already. [`FeatureOff`](crate::FeatureOff) without the feature `watchdog`.
+    fn spawn_oom_watchdog(&self, threshold_mb: u64, interval: Duration) -> Result<WatchdogThread>;
+
+    /// As [`spawn_oom_watchdog`](Self::spawn_oom_watchdog), and calls `handler`, once, instead of ending the process. The
+    /// report is printed before. The handler runs on the watchdog's thread, to which the device's context is bound.
+    ///
+    /// # Errors
+    /// As [`spawn_oom_watchdog`](Self::spawn_oom_watchdog).
+    fn spawn_oom_watchdog_with(
+        &self,
+        threshold_mb: u64,
+        interval: Duration,
+        handler: LowMemoryHandler,
+    ) -> Result<WatchdogThread>;
+
+    /// Looks at every red zone, and returns how many bands were written to. Each is logged at ERROR with its owner's line,
+    /// scope and creation index, what changed and since when, and is filled again. 0 without red zones.
+    ///
+    /// Blocking: waits for the legacy stream, the backend's own and those of [`create_stream`](Self::create_stream) that do
+    /// not capture; then one kernel launch checks all bands, or copies do where there is no kernel. Refused while the
+    /// backend's own stream captures.
+    ///
+    /// # Errors
+    /// What kept it from looking, such as [`ContextLost`](crate::ContextLost): then nothing is known of any band.
+    fn scan_redzones(&self) -> Result<usize>;
+
+    /// [`scan_redzones`](Self::scan_redzones) with everything it found. Bands that could not be looked at are counted as not
+    /// checked, with the reason, and are no error.
+    ///
+    /// # Errors
+    /// [`NotBound`](crate::NotBound), [`BadArgument`](crate::BadArgument) while the backend's own stream captures, and
+    /// [`ContextLost`](crate::ContextLost) where there is no band to count.
+    fn scan_redzones_report(&self) -> Result<ScanReport>;
+
+    /// Fills the bands of allocations with a creation index in `low..high` with 0xEE and all others with zeros, those of
+    /// later allocations too, and returns how many bands are poisoned. A result that changes with the range reads past
+    /// the end of an allocation inside it. Scans first, so that nothing written so far is lost, and blocks as a scan does.
+    ///
+    /// # Errors
+    /// As [`scan_redzones`](Self::scan_redzones).
+    fn poison_redzones(&self, low: u64, high: u64) -> Result<usize>;
+
+    /// Encodes a tensor map. Every rule is checked first, and the tensor's extent against the allocation it lies in, where
+    /// the ledger knows it; what is only suspect is logged as a warning. Does not block, runs on the host alone, and is
+    /// allowed during a capture. The map keeps nothing alive.
+    ///
+    /// # Errors
+    /// [`TensorMapError`](crate::TensorMapError) with every broken rule and its value;
+    /// [`TensorMapOutOfBounds`](crate::TensorMapOutOfBounds); [`FeatureOff`](crate::FeatureOff) without the feature
+    /// `tensormap`; [`CallFailed`](crate::CallFailed) for a driver that has no such maps.
+    fn tensor_map_encode(&self, spec: &TensorMapSpec) -> Result<TensorMap>;
 
     /// Frees every device and managed allocation still on the ledger, and returns how many there were.
     ///

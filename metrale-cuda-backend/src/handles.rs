@@ -118,6 +118,13 @@ impl Handles {
         Entry { kind: self.kind, raw, owner, site, doomed: AtomicBool::new(false) }
     }
 
+    /// The handles that are known now, in their order.
+    pub(crate) fn live(&self) -> Vec<u64> {
+        let mut live: Vec<u64> = self.known.read().live.keys().copied().collect();
+        live.sort_unstable();
+        live
+    }
+
     /// A live handle's entry, which keeps it alive.
     fn hold(&self, raw: u64, doing: &'static str) -> Result<Arc<Entry>, BadArgument> {
         let known = self.known.read();

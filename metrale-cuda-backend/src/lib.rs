@@ -44,8 +44,13 @@
 //!
 //! # Features
 //! * `ledger` (on): keeps the ledger. Without it the same methods exist and the reads answer zero.
+//! * `redzone` (on): bands around allocations, in which a stray write shows. Without it a configuration that asks for them is
+//!   refused with [`FeatureOff`], and scans find none.
+//! * `watchdog` (on): the watchdog over the free memory. Without it starting one is refused.
+//! * `tensormap` (on): encoding tensor maps. Without it encoding one is refused; the rules can still be checked.
 //! * `timing` (on): spans of device time. Without it every span is inert.
 //! * `sim` (off): `builder().software(profile)`, the driver in software.
+//! * `serde` (off): `Serialize` and `Deserialize` for the account and the ledger's snapshots.
 //! * `cudarc` (off): `MetraleCudaBackend::adopt` puts cudarc's allocations on the ledger; context and stream are shared by
 //!   the host, see `metrale_registry`.
 //! * `metrale_scale` (off): builds for AMD's SCALE toolchain.
@@ -81,7 +86,7 @@ pub mod tensor_map;
 
 pub use backend::{BackendBuilder, MetraleCudaBackend};
 pub use config::{BackendConfig, ConfigError, DEBUG_SYNC_KERNELS, TIME_KERNELS};
-pub use error::{BadArgument, CallFailed, ContextLost, LedgerConflict, NotBound, Remedy, remedy};
+pub use error::{BadArgument, CallFailed, ContextLost, FeatureOff, LedgerConflict, NotBound, Remedy, remedy};
 pub use fault_probe::{FaultLatch, FaultReason};
 pub use gpu::{DevicePtr, GpuBackend, GraphHandle, KernelHandle};
 pub use launch::{KernelFault, KernelLaunch};
@@ -103,9 +108,9 @@ pub use stream::LEGACY_STREAM;
 pub use timing::{SpanHarvest, TimingSpan};
 
 pub use arch::{CodeTarget, ComputeCapability, DeviceArch, IsaVersion, Portability, Shortfall, SmTarget};
-pub use memory::effective_free_bytes;
+pub use memory::{cuda_free_memory_bytes, effective_free_bytes};
 pub use preflight::{ModuleTarget, PreflightError, PreflightWarning, RefusedCode, TargetMismatch, preflight};
-pub use tensor_map::{TensorMap, TensorMapError, TensorMapSpec};
+pub use tensor_map::{TensorMap, TensorMapError, TensorMapOutOfBounds, TensorMapSpec};
 
 /// Compiles and runs the README's example.
 #[cfg(doctest)]

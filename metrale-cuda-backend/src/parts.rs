@@ -7,6 +7,15 @@ pub(crate) const KEEPS_LEDGER: bool = cfg!(feature = "ledger");
 /// Whether spans are timed; without it every span is inert.
 pub(crate) const TIMES_SPANS: bool = cfg!(feature = "timing");
 
+/// Whether allocations may have red zones; without it a backend that is asked for them is not built, and scans find none.
+pub(crate) const HAS_REDZONE: bool = cfg!(feature = "redzone");
+
+/// Whether the watchdog can be started; without it starting one is refused.
+pub(crate) const HAS_WATCHDOG: bool = cfg!(feature = "watchdog");
+
+/// Whether tensor maps can be encoded; without it encoding one is refused, and checking one is not.
+pub(crate) const HAS_TENSORMAP: bool = cfg!(feature = "tensormap");
+
 /// Where cudarc's allocations come in.
 #[cfg(feature = "cudarc")]
 #[path = "cudarc.rs"]

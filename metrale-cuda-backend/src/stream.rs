@@ -13,6 +13,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
 use crate::error::BadArgument;
 use crate::handles::is_the_drivers;
+use crate::memory::Cost;
 
 /// The legacy default stream, which synchronizes with every stream that did not opt out.
 pub const LEGACY_STREAM: u64 = 0;
@@ -23,10 +24,14 @@ impl MetraleCudaBackend {
     pub fn create_stream(&self) -> Result<u64> {
         let site = Location::caller();
         self.bound("making a stream")?;
-        let mut stream = 0;
-        // SAFETY: the result pointer is a local.
-        unsafe { ask!(self.driver(), cuStreamCreate(&mut stream, CU_STREAM_NON_BLOCKING)) }
-            .doing(|| "making a stream".to_owned())?;
+        let make = || {
+            let mut stream = 0;
+            // SAFETY: the result pointer is a local.
+            unsafe { ask!(self.driver(), cuStreamCreate(&mut stream, CU_STREAM_NON_BLOCKING)) }
+                .doing(|| "making a stream".to_owned())?;
+            Ok(stream)
+        };
+        let stream = self.measure(Cost::Streams, make)?;
         self.streams().made(stream, site);
         Ok(stream)
     }

@@ -108,7 +108,7 @@ impl MetraleCudaBackend {
                 swept.bytes(),
                 LargestSites(&swept.records)
             );
-            swept.free(|addr| self.give_to_driver(addr));
+            swept.free(|addr| self.give_swept(addr));
         }
         count
     }
@@ -141,10 +141,14 @@ impl MetraleCudaBackend {
         let Some(reason) = self.context_fault() else { return false };
         let ledger = self.book().ledger();
         let left = ledger.live_count() + ledger.arena_count() + ledger.pinned_count();
-        if left > 0 {
+        let padding = match ledger.padding_bytes() {
+            0 => String::new(),
+            bytes => format!(" and {} of red zones and quarantine", ByteSize::of(bytes)),
+        };
+        if left > 0 || !padding.is_empty() {
             tracing::warn!(
-                "{left} allocations of a dropped backend cannot be freed, for {reason}; their memory comes back when the \
-                 process ends"
+                "{left} allocations{padding} of a dropped backend cannot be freed, for {reason}; their memory comes back \
+                 when the process ends"
             );
         }
         true
@@ -168,6 +172,9 @@ impl MetraleCudaBackend {
                 if self.is_left_behind() {
                     return;
                 }
+                self.close_zones();
+                // Freed memory that the driver had refused to take back.
+                self.left_of(AllocKind::Padding).free(|addr| self.give_to_driver(addr));
                 self.free_left(AllocKind::Arena, |addr| self.give_to_driver(addr));
                 self.free_left(AllocKind::Pinned, |addr| self.give_pinned_to_driver(addr));
                 // Behind the memory, whose freeing waits for the work that is left in the streams.
@@ -176,13 +183,16 @@ impl MetraleCudaBackend {
             // A context that is gone has taken its memory with it; a probe that outlives the backend must not show it.
             Err(error) if is_teardown_noop(error.status) => {
                 self.book().ledger().drain();
+                self.left_of(AllocKind::Padding);
                 self.left_of(AllocKind::Arena);
                 self.left_of(AllocKind::Pinned);
             }
             Err(error) => {
-                let left = self.book().ledger().live_count();
+                let ledger = self.book().ledger();
+                let (left, padding) = (ledger.live_count(), ByteSize(ledger.padding_bytes() as u64));
                 tracing::error!(
-                    "{left} allocations could not be freed when their backend was dropped: {error}"
+                    "{left} allocations and {padding} of red zones and quarantine could not be freed when their backend was \
+                     dropped: {error}"
                 );
             }
         }

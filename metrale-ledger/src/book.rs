@@ -22,6 +22,7 @@ pub(crate) enum Class {
     Sweepable,
     Arena,
     Pinned,
+    Padding,
 }
 
 impl Class {
@@ -30,6 +31,7 @@ impl Class {
             AllocKind::Device | AllocKind::Managed => Self::Sweepable,
             AllocKind::Arena => Self::Arena,
             AllocKind::Pinned => Self::Pinned,
+            AllocKind::Padding => Self::Padding,
         }
     }
 }
@@ -316,10 +318,15 @@ impl Book {
     }
 
     pub(crate) fn whois(&self, addr: u64) -> Whois {
-        if let Some(owner) = self.device.owner(addr).or_else(|| self.host.owner(addr)) {
+        let live = |owner: Standing| {
             let allocation = self.live(&owner);
-            let offset_bytes = addr.wrapping_sub(allocation.addr);
-            return Whois::Live { allocation, offset_bytes };
+            Whois::Live { offset_bytes: addr.wrapping_sub(allocation.addr), allocation }
+        };
+        let owner = self.device.owner(addr).or_else(|| self.host.owner(addr));
+        if let Some(owner) = owner
+            && owner.is_own()
+        {
+            return live(owner);
         }
         match self.last_stone(addr, |was| was.holds(addr)) {
             Some(stone) => {
@@ -327,7 +334,7 @@ impl Book {
                 let offset_bytes = addr.wrapping_sub(freed.addr);
                 Whois::Freed { freed, offset_bytes }
             }
-            None => Whois::Unknown,
+            None => owner.map_or(Whois::Unknown, live),
         }
     }
 
@@ -335,9 +342,9 @@ impl Book {
         self.device.iter().chain(self.host.iter())
     }
 
-    /// How many live allocations are older than `index`.
+    /// How many live allocations, padding left out, are older than `index`.
     pub(crate) fn count_before(&self, index: u64) -> usize {
-        self.standing().filter(|s| s.item.index < index).count()
+        self.standing().filter(|s| s.item.index < index && s.is_own()).count()
     }
 
     /// The live allocations that fit, in order of creation.
@@ -383,8 +390,8 @@ impl Book {
                 .filter_map(|s| Extent::new(s.addr, s.bytes).map(Extent::pages))
                 .collect()
         };
-        let device = covered_pages(&mut ranges(|kind| kind == AllocKind::Device));
-        let all = covered_pages(&mut ranges(|kind| matches!(kind, AllocKind::Device | AllocKind::Arena)));
+        let device = covered_pages(&mut ranges(AllocKind::is_packed));
+        let all = covered_pages(&mut ranges(|kind| kind.is_packed() || kind == AllocKind::Arena));
         PageCounts { device, arena_only: all - device, small: counts.small }
     }
 
@@ -414,7 +421,7 @@ impl Book {
 
     fn space(&self, class: Class) -> &Space {
         match class {
-            Class::Sweepable | Class::Arena => &self.device,
+            Class::Sweepable | Class::Arena | Class::Padding => &self.device,
             Class::Pinned => &self.host,
         }
     }
@@ -475,7 +482,10 @@ impl Book {
     #[inline]
     fn left(&mut self, gone: &Standing, flips: Flips, freed_at: &'static Location<'static>, how: FreedBy) {
         self.count(gone, false, flips);
-        self.graveyard.bury(Tombstone { was: *gone, freed_at, how, phase: self.phase });
+        // Padding is nobody's to free, and must not crowd out what was.
+        if gone.is_own() {
+            self.graveyard.bury(Tombstone { was: *gone, freed_at, how, phase: self.phase });
+        }
         if self.events.is_some() {
             self.note(EventKind::Gone(how), *gone, freed_at);
         }
@@ -519,14 +529,15 @@ impl Book {
 
     /// Why `addr` is not to be freed by a call for `class`; `found` has that base.
     fn explain(&self, addr: u64, class: Class, found: Option<Standing>) -> ForgetError {
-        if let Some(found) = found {
+        if let Some(found) = found.filter(Standing::is_own) {
             return ForgetError::OtherKind { live: Box::new(self.live(&found)) };
         }
         if addr == 0 {
             return ForgetError::Null;
         }
         let of_space = |was: &Standing| (was.item.kind == AllocKind::Pinned) == (class == Class::Pinned);
-        let owner = self.space(class).owner(addr).map(|owner| Box::new(self.live(&owner)));
+        let owner = self.space(class).owner(addr).filter(Standing::is_own);
+        let owner = owner.map(|owner| Box::new(self.live(&owner)));
         // A base that was handed out once says more than where the address lies now.
         if let Some(stone) = self.last_stone(addr, |was| was.addr == addr && of_space(was)) {
             return ForgetError::DoubleFree { freed: Box::new(self.freed(stone)), now_inside: owner };

@@ -4,9 +4,9 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use crate::LiveAllocation;
 use crate::report::allocations;
 use crate::shared::Shared;
+use crate::{AllocKind, LiveAllocation};
 
 /// Allocations that a failed assertion names one by one.
 const NAMED: usize = 10;
@@ -16,7 +16,7 @@ const ROWS: usize = 20;
 /// A moment to compare with later; made by [`Ledger::mark`](crate::Ledger::mark).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// Allocations of every kind that were live.
+    /// Allocations of every kind but padding that were live.
     pub(crate) live_count: usize,
     /// The index of the first allocation made after it.
     pub(crate) next_index: u64,
@@ -38,7 +38,7 @@ pub(crate) fn fail(what: &str, shown: &[LiveAllocation], ledger: &Arc<Shared>) -
 
 #[track_caller]
 pub(crate) fn assert_nothing_live(ledger: &Arc<Shared>) {
-    let left = ledger.live_where(|_| true);
+    let left = ledger.live_where(|record| record.kind != AllocKind::Padding);
     if !left.is_empty() {
         fail(&format!("{} still live", allocations(left.len() as u64)), &left, ledger);
     }

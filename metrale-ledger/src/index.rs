@@ -13,9 +13,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::SMALL_ALLOC_CHUNK;
 use crate::page::{Entry, Flips, Item, PAGE_SHIFT, Page, PageCounts, Touch};
 use crate::shard::Shard;
+use crate::{AllocKind, SMALL_ALLOC_CHUNK};
 
 /// The bytes of an allocation, as an inclusive range that ends with the address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +50,11 @@ pub(crate) struct Standing {
 impl Standing {
     pub(crate) fn touch(&self) -> Touch {
         Touch::of(self.item.kind, self.bytes)
+    }
+
+    /// Whether it is a caller's own, which padding is not.
+    pub(crate) fn is_own(&self) -> bool {
+        self.item.kind != AllocKind::Padding
     }
 
     pub(crate) fn holds(&self, addr: u64) -> bool {

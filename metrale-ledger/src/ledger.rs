@@ -40,7 +40,7 @@ macro_rules! reads {
             }
 
             /// What the driver keeps beyond what was asked for: [`resident_bytes`](Self::resident_bytes) less the bytes of
-            /// live device allocations, of one moment. Costs as that does.
+            /// live device allocations and of their padding, of one moment. Costs as that does.
             pub fn slack_bytes(&self) -> usize {
                 self.shared.read(Total::SlackBytes)
             }
@@ -79,6 +79,11 @@ macro_rules! reads {
             /// Number of live pinned allocations.
             pub fn pinned_count(&self) -> usize {
                 self.shared.read(Total::PinnedCount)
+            }
+
+            /// Bytes of live padding, which the live totals leave out and the residency counts.
+            pub fn padding_bytes(&self) -> usize {
+                self.shared.read(Total::PaddingBytes)
             }
 
             /// Every live device and managed allocation, base address and record, in order of creation.
@@ -123,7 +128,7 @@ macro_rules! reads {
                 self.snapshot().report(top_n, min_mb)
             }
 
-            /// For tests: asserts that nothing is live, of any kind.
+            /// For tests: asserts that nothing is live, of any kind but padding, which is the allocator's own.
             ///
             /// # Panics
             /// When something is, with the first such allocations and the report.
@@ -135,12 +140,13 @@ macro_rules! reads {
             /// This moment, to compare with later.
             pub fn mark(&self) -> Mark {
                 self.shared.ask(|book| Mark {
-                    live_count: book.meter.count_of_all(),
+                    live_count: book.meter.count_of_own(),
                     next_index: book.meter.next_index(),
                 })
             }
 
-            /// For tests: asserts that exactly what was live at the mark is live now, of every kind and every thread.
+            /// For tests: asserts that exactly what was live at the mark is live now, of every kind but padding and every
+            /// thread.
             ///
             /// # Panics
             /// When it is not, with what is new, how many are gone, and the report.
@@ -250,6 +256,15 @@ impl Ledger {
     #[track_caller]
     pub fn try_forget_pinned(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
         self.shared.forget(addr, Class::Pinned, Location::caller())
+    }
+
+    /// Takes padding off the ledger, by its first address.
+    ///
+    /// # Errors
+    /// As [`try_forget`](Self::try_forget).
+    #[track_caller]
+    pub fn try_forget_padding(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
+        self.shared.forget(addr, Class::Padding, Location::caller())
     }
 
     /// Puts back what was just taken off, since the driver refused to free it. The record keeps its index, scope and site,

@@ -41,6 +41,7 @@ enum Account {
     Managed,
     Arena,
     Pinned,
+    Padding,
 }
 
 impl Account {
@@ -51,6 +52,7 @@ impl Account {
             AllocKind::Managed => Self::Managed,
             AllocKind::Arena => Self::Arena,
             AllocKind::Pinned => Self::Pinned,
+            AllocKind::Padding => Self::Padding,
         }
     }
 
@@ -90,11 +92,21 @@ pub(crate) struct Running {
     pub(crate) live_bytes: u64,
     pub(crate) live_count: u64,
     pub(crate) slack_bytes: u64,
-    pub(crate) chunk_slack_bytes: u64,
+    /// Of the chunks of small allocations, whatever else lies in them.
+    chunk_rest_bytes: u64,
+    /// There is padding, so chunk slack is bounded by slack.
+    padded: bool,
     pub(crate) resident_bytes: u64,
     pub(crate) arena_resident_bytes: u64,
     pub(crate) peak_bytes: u64,
     pub(crate) peak_resident_bytes: u64,
+}
+
+impl Running {
+    #[inline]
+    pub(crate) fn chunk_slack_bytes(&self) -> u64 {
+        if self.padded { self.chunk_rest_bytes.min(self.slack_bytes) } else { self.chunk_rest_bytes }
+    }
 }
 
 /// Which totals changed beyond those that every change concerns.
@@ -116,7 +128,7 @@ pub(crate) struct Meter {
     peaks: u64,
     kept_for: u64,
     next_index: u64,
-    sums: [Sum; 5],
+    sums: [Sum; 6],
     pages: PageCounts,
     peak_bytes: i128,
     peak_resident: i128,
@@ -186,9 +198,10 @@ impl Meter {
         self.device().bytes + self.sum(Account::Managed).bytes
     }
 
-    /// How many live allocations of every kind there are.
-    pub(crate) fn count_of_all(&self) -> usize {
-        self.sums.iter().map(|sum| sum.count).sum::<i64>() as usize
+    /// How many live allocations of every kind but padding there are.
+    pub(crate) fn count_of_own(&self) -> usize {
+        let all = self.sums.iter().map(|sum| sum.count).sum::<i64>();
+        (all - self.sum(Account::Padding).count) as usize
     }
 
     /// Whether the totals at the last peak are still to be kept, since none has changed so far.
@@ -243,7 +256,8 @@ impl Meter {
             live_bytes: totals.live_bytes,
             live_count: totals.live_count,
             slack_bytes: totals.slack_bytes,
-            chunk_slack_bytes: totals.chunk_slack_bytes,
+            chunk_rest_bytes: narrow(self.chunk_rest(self.pages)),
+            padded: totals.padding_bytes > 0,
             resident_bytes: totals.resident_bytes,
             arena_resident_bytes: totals.arena_resident_bytes,
             peak_bytes: totals.peak_bytes,
@@ -294,7 +308,7 @@ impl Meter {
         running.live_bytes = running.live_bytes.wrapping_add_signed(bytes);
         running.live_count = running.live_count.wrapping_add_signed(count);
         running.slack_bytes = running.slack_bytes.wrapping_sub(bytes as u64);
-        running.chunk_slack_bytes = running.chunk_slack_bytes.wrapping_sub(bytes as u64);
+        running.chunk_rest_bytes = running.chunk_rest_bytes.wrapping_sub(bytes as u64);
         if !flips.is_none() {
             self.flip(flips);
         }
@@ -307,7 +321,7 @@ impl Meter {
         let running = &mut self.running;
         running.resident_bytes = running.resident_bytes.wrapping_add_signed(page(flips.device));
         running.slack_bytes = running.slack_bytes.wrapping_add_signed(page(flips.device));
-        running.chunk_slack_bytes = running.chunk_slack_bytes.wrapping_add_signed(page(flips.small));
+        running.chunk_rest_bytes = running.chunk_rest_bytes.wrapping_add_signed(page(flips.small));
         running.arena_resident_bytes =
             running.arena_resident_bytes.wrapping_add_signed(page(flips.arena_only));
         if running.resident_bytes > running.peak_resident_bytes {
@@ -324,17 +338,26 @@ impl Meter {
         self.settle();
     }
 
+    /// What the chunks of small allocations hold beyond these.
+    fn chunk_rest(&self, pages: PageCounts) -> i128 {
+        page_bytes(pages.small) - self.sum(Account::Small).bytes
+    }
+
     /// All totals, given the distinct pages of this moment.
     pub(crate) fn totals(&self, pages: PageCounts) -> Totals {
         let (device, managed) = (self.device(), self.sum(Account::Managed));
         let (arena, pinned) = (self.sum(Account::Arena), self.sum(Account::Pinned));
+        let padding = self.sum(Account::Padding);
         let resident = page_bytes(pages.device);
+        let slack = resident - device.bytes - padding.bytes;
+        let chunk_rest = self.chunk_rest(pages);
         Totals {
             live_bytes: narrow(self.live_bytes()),
             live_count: (device.count + managed.count) as u64,
             resident_bytes: narrow(resident),
-            slack_bytes: narrow(resident - device.bytes),
-            chunk_slack_bytes: narrow(page_bytes(pages.small) - self.sum(Account::Small).bytes),
+            slack_bytes: narrow(slack),
+            // Padding in the chunks cannot be told from padding elsewhere, so it only bounds what is said of them.
+            chunk_slack_bytes: narrow(if padding.bytes > 0 { chunk_rest.min(slack) } else { chunk_rest }),
             peak_bytes: narrow(self.peak_bytes),
             peak_resident_bytes: narrow(self.peak_resident),
             managed_bytes: narrow(managed.bytes),
@@ -344,6 +367,8 @@ impl Meter {
             arena_resident_bytes: narrow(page_bytes(pages.arena_only)),
             pinned_bytes: narrow(pinned.bytes),
             pinned_count: pinned.count as u64,
+            padding_bytes: narrow(padding.bytes),
+            padding_count: padding.count as u64,
             misuse: self.misuse,
         }
     }

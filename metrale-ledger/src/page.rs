@@ -27,6 +27,8 @@ impl Touch {
     pub(crate) fn of(kind: AllocKind, bytes: usize) -> Self {
         match kind {
             AllocKind::Device => Self::Device { small: (bytes as u64) < SMALL_ALLOC_CHUNK },
+            // However small: only what callers asked for shows how full the chunks are.
+            AllocKind::Padding => Self::Device { small: false },
             AllocKind::Arena => Self::Arena,
             AllocKind::Managed | AllocKind::Pinned => Self::Nothing,
         }
@@ -37,7 +39,7 @@ impl Touch {
 /// that a count that overlaps put beyond what there is comes back right when they end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PageCounts {
-    /// Touched by a device allocation.
+    /// Touched by a device allocation or its padding.
     pub(crate) device: u64,
     /// Touched by arenas only.
     pub(crate) arena_only: u64,
@@ -237,7 +239,7 @@ pub(crate) struct Page {
     /// Empty for a page with one list.
     regions: Vec<List>,
     list: List,
-    /// Touches by device allocations smaller than a chunk, by others, and by arenas.
+    /// Touches by device allocations smaller than a chunk, by others and padding, and by arenas.
     small: u32,
     large: u32,
     arena: u32,

@@ -15,6 +15,7 @@ use crate::ByteSize;
 /// | `Managed` | yes | none: it migrates by rules of its own | device |
 /// | `Arena` | no, apart | pages only arenas touch, apart | device |
 /// | `Pinned` | no, apart | none: host memory | host |
+/// | `Padding` | no, apart | its pages count with those of `Device` | device |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
@@ -27,24 +28,34 @@ pub enum AllocKind {
     Arena,
     /// Page-locked host memory. Its addresses are never compared with device addresses.
     Pinned,
+    /// Device memory that the allocator takes for itself around and behind the callers' own: guard bands, freed memory
+    /// kept back for a while. A free never names it: to frees and to [`whois`](crate::Ledger::whois) an address in it is
+    /// what it was before.
+    Padding,
 }
 
 impl AllocKind {
     /// Every kind.
-    pub const ALL: [Self; 4] = [Self::Device, Self::Managed, Self::Arena, Self::Pinned];
+    pub const ALL: [Self; 5] = [Self::Device, Self::Managed, Self::Arena, Self::Pinned, Self::Padding];
 
     /// Whether the kind belongs to the ledger of sweepable allocations: live totals, report, drain.
     pub const fn is_sweepable(self) -> bool {
         matches!(self, Self::Device | Self::Managed)
     }
 
-    /// One word for texts: `device`, `managed`, `arena`, `pinned`.
+    /// Whether the driver packs it into the pages that [`resident_bytes`](crate::Ledger::resident_bytes) counts.
+    pub(crate) const fn is_packed(self) -> bool {
+        matches!(self, Self::Device | Self::Padding)
+    }
+
+    /// One word for texts: `device`, `managed`, `arena`, `pinned`, `padding`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Device => "device",
             Self::Managed => "managed",
             Self::Arena => "arena",
             Self::Pinned => "pinned",
+            Self::Padding => "padding",
         }
     }
 }

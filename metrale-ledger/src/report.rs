@@ -80,6 +80,10 @@ impl Snapshot {
             let (bytes, count) = (size(totals.pinned_bytes), allocations(totals.pinned_count));
             line(text, format_args!("  apart: {bytes} of pinned host memory in {count}"));
         }
+        if totals.padding_count > 0 {
+            let (bytes, count) = (size(totals.padding_bytes), counted(totals.padding_count, "range"));
+            line(text, format_args!("  apart: {bytes} of padding in {count}"));
+        }
         let misuse: Vec<String> = totals
             .misuse
             .named()

@@ -61,10 +61,11 @@ impl ScopeGuard {
     }
 
     /// What was allocated inside this scope and the scopes within it, since it was opened, and is still live; in order of
-    /// creation. Every kind of memory counts. Looks at every live allocation.
+    /// creation. Every kind of memory counts but padding. Looks at every live allocation.
     pub fn still_live(&self) -> Vec<LiveAllocation> {
         let inside = |record: &crate::AllocRecord| {
             record.index >= self.first_index
+                && record.kind != crate::AllocKind::Padding
                 && record.scope.as_deref().is_some_and(|scope| {
                     scope
                         .strip_prefix(&*self.label)

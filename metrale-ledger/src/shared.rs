@@ -75,6 +75,7 @@ struct Published {
     arena_resident_bytes: AtomicU64,
     pinned_bytes: AtomicU64,
     pinned_count: AtomicU64,
+    padding_bytes: AtomicU64,
 }
 
 /// One of the totals.
@@ -92,6 +93,7 @@ pub(crate) enum Total {
     ArenaResidentBytes,
     PinnedBytes,
     PinnedCount,
+    PaddingBytes,
 }
 
 impl Published {
@@ -109,6 +111,7 @@ impl Published {
             Total::ArenaResidentBytes => &self.arena_resident_bytes,
             Total::PinnedBytes => &self.pinned_bytes,
             Total::PinnedCount => &self.pinned_count,
+            Total::PaddingBytes => &self.padding_bytes,
         }
     }
 
@@ -126,6 +129,7 @@ impl Published {
             (&self.arena_resident_bytes, totals.arena_resident_bytes),
             (&self.pinned_bytes, totals.pinned_bytes),
             (&self.pinned_count, totals.pinned_count),
+            (&self.padding_bytes, totals.padding_bytes),
         ] {
             cell.store(value, Release);
         }
@@ -307,7 +311,7 @@ impl Shared {
             return;
         }
         published.slack_bytes.store(running.slack_bytes, Release);
-        published.chunk_slack_bytes.store(running.chunk_slack_bytes, Release);
+        published.chunk_slack_bytes.store(running.chunk_slack_bytes(), Release);
         if news.pages {
             published.resident_bytes.store(running.resident_bytes, Release);
             published.arena_resident_bytes.store(running.arena_resident_bytes, Release);
@@ -594,9 +598,10 @@ impl Shared {
         self.ask(|book| book.live_where(fits))
     }
 
-    /// What was recorded at `index` or later, and how many live allocations are older.
+    /// What was recorded at `index` or later, and how many live allocations are older; padding is left out.
     pub(crate) fn live_since(&self, index: u64) -> (Vec<LiveAllocation>, usize) {
-        self.ask(|book| (book.live_where(|record| record.index >= index), book.count_before(index)))
+        let is_new = |record: &AllocRecord| record.index >= index && record.kind != AllocKind::Padding;
+        self.ask(|book| (book.live_where(is_new), book.count_before(index)))
     }
 
     pub(crate) fn snapshot(&self, at_peak: bool) -> Snapshot {

@@ -40,9 +40,9 @@ pub struct Totals {
     pub live_bytes: u64,
     /// Their number.
     pub live_count: u64,
-    /// Bytes of the distinct 2 MiB pages that device allocations touch.
+    /// Bytes of the distinct 2 MiB pages that device allocations and their padding touch.
     pub resident_bytes: u64,
-    /// `resident_bytes` less the bytes of device allocations.
+    /// `resident_bytes` less the bytes of device allocations and of padding.
     pub slack_bytes: u64,
     /// The part of the slack in chunks of small allocations; see [`chunk_slack`](crate::chunk_slack).
     pub chunk_slack_bytes: u64,
@@ -64,6 +64,11 @@ pub struct Totals {
     pub pinned_bytes: u64,
     /// The number of pinned allocations.
     pub pinned_count: u64,
+    /// Bytes of padding; part of `resident_bytes`. While there is any, `chunk_slack_bytes` counts what lies in chunks,
+    /// up to `slack_bytes`.
+    pub padding_bytes: u64,
+    /// The number of ranges of padding.
+    pub padding_count: u64,
     /// What went wrong so far.
     pub misuse: MisuseCounts,
 }

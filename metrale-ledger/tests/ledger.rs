@@ -84,6 +84,52 @@ fn allocations_sharing_an_end_page_count_it_once() {
 }
 
 #[test]
+fn padding_is_resident_and_nobodys() {
+    let ledger = Ledger::new();
+    let scope = ledger.scope("layer");
+    // 512 bytes in front, 1000 asked for, 256 behind; and a large one whose band alone takes a page more.
+    ledger.record_as(BASE, 512, here(), AllocKind::Padding);
+    ledger.record(BASE + 512, 1000, here());
+    ledger.record_as(BASE + 1512, 256, here(), AllocKind::Padding);
+    ledger.record(BASE + 4 * PAGE, 4 * MIB, here());
+    ledger.record_as(BASE + 6 * PAGE, 256, here(), AllocKind::Padding);
+    assert_eq!((ledger.live_bytes(), ledger.live_count()), (4 * MIB + 1000, 2));
+    assert_eq!((ledger.padding_bytes(), ledger.resident_bytes()), (1024, 4 * 2 * MIB));
+    assert_eq!(ledger.slack_bytes(), 4 * MIB - 2024);
+    assert!(ledger.chunk_slack_bytes() <= ledger.slack_bytes());
+    assert_eq!(ledger.snapshot().totals.padding_count, 3);
+    assert!(ledger.report(10, 0).contains("1.00 KiB of padding in 3 ranges"), "{}", ledger.report(10, 0));
+    assert_eq!(ledger.snapshot().by_site().iter().map(|row| row.bytes).sum::<u64>(), 4 * MIB as u64 + 1000);
+
+    // Known to `whois` with its owner's line and scope, and no free takes it.
+    let Whois::Live { allocation, offset_bytes: 16 } = ledger.whois(BASE + 1528) else { panic!() };
+    assert_eq!(
+        (allocation.record.kind, allocation.record.scope.as_deref()),
+        (AllocKind::Padding, Some("layer"))
+    );
+    assert!(matches!(ledger.try_forget(BASE), Err(ForgetError::Foreign { .. })));
+    assert!(matches!(ledger.try_forget(BASE + 1528), Err(ForgetError::Foreign { .. })));
+
+    // Freed memory that is kept back as padding is still freed memory to whoever asks.
+    ledger.forget(BASE + 512).unwrap();
+    for addr in [BASE, BASE + 1512] {
+        ledger.try_forget_padding(addr).unwrap();
+    }
+    ledger.record_as(BASE, 1768, here(), AllocKind::Padding);
+    assert!(matches!(ledger.whois(BASE + 512), Whois::Freed { .. }));
+    assert!(matches!(ledger.try_forget(BASE + 512), Err(ForgetError::DoubleFree { now_inside: None, .. })));
+    assert_eq!(ledger.resident_bytes(), 4 * 2 * MIB);
+
+    assert_eq!(ledger.drain().len(), 1, "a sweep leaves padding");
+    ledger.assert_nothing_live();
+    scope.assert_balanced();
+    assert_eq!(ledger.try_forget_padding(BASE).unwrap().bytes, 1768);
+    ledger.try_forget_padding(BASE + 6 * PAGE).unwrap();
+    assert_eq!((ledger.resident_bytes(), ledger.padding_bytes()), (0, 0));
+    assert!(matches!(ledger.whois(BASE + 1512), Whois::Unknown), "no tombstone of padding");
+}
+
+#[test]
 fn kinds_are_accounted_apart() {
     let ledger = Ledger::new();
     ledger.record_as(BASE, 5 * MIB, here(), AllocKind::Arena);

@@ -14,6 +14,7 @@ const PAGE: u64 = 2 << 20;
 enum Op {
     Record(u64, usize, AllocKind),
     Forget(u64),
+    ForgetPadding(u64),
     Whois(u64),
     Restore,
     Drain,
@@ -44,6 +45,20 @@ impl Model {
         owner.or_else(|| self.live.contains_key(&addr).then_some(addr))
     }
 
+    fn is_padding(&self, base: u64) -> bool {
+        self.live.get(&base).is_some_and(|live| live.1 == AllocKind::Padding)
+    }
+
+    /// The owner, but for padding, which is nobody's.
+    fn own_owner(&self, addr: u64) -> Option<u64> {
+        self.owner(addr).filter(|&base| !self.is_padding(base))
+    }
+
+    fn is_in_freed(&self, addr: u64) -> bool {
+        let held = |a: u64, b: usize| a == addr || (a <= addr && last_byte(a, b).is_some_and(|l| addr <= l));
+        self.freed.iter().any(|&(a, b)| held(a, b))
+    }
+
     fn pages(&self, fits: impl Fn(AllocKind) -> bool) -> BTreeSet<u64> {
         let live = self.live.iter().filter(|(_, (_, kind))| fits(*kind));
         live.filter_map(|(&a, &(b, _))| Some(a / PAGE..=last_byte(a, b)? / PAGE)).flatten().collect()
@@ -60,18 +75,23 @@ fn page_bytes(pages: usize) -> usize {
 
 fn agrees(ledger: &Ledger, model: &Model) {
     let device = |kind| kind == AllocKind::Device;
-    let device_pages = model.pages(device);
-    let all_pages = model.pages(|kind| device(kind) || kind == AllocKind::Arena);
+    let packed = |kind| device(kind) || kind == AllocKind::Padding;
+    let device_pages = model.pages(packed);
+    let all_pages = model.pages(|kind| packed(kind) || kind == AllocKind::Arena);
     let live = model.bytes(AllocKind::is_sweepable);
     assert_eq!(ledger.live_bytes(), live);
     assert_eq!(ledger.live_count(), model.live.values().filter(|v| v.1.is_sweepable()).count());
     assert_eq!(ledger.peak_bytes(), model.peak);
     assert_eq!(ledger.resident_bytes(), page_bytes(device_pages.len()));
-    assert_eq!(ledger.slack_bytes(), page_bytes(device_pages.len()).saturating_sub(model.bytes(device)));
+    assert_eq!(ledger.slack_bytes(), page_bytes(device_pages.len()).saturating_sub(model.bytes(packed)));
+    assert_eq!(ledger.padding_bytes(), model.bytes(|kind| kind == AllocKind::Padding));
     assert_eq!(ledger.arena_bytes(), model.bytes(|kind| kind == AllocKind::Arena));
     assert_eq!(ledger.arena_resident_bytes(), page_bytes(all_pages.len() - device_pages.len()));
     let of_device = model.live.iter().filter(|(_, v)| device(v.1)).map(|(&addr, v)| (addr, v.0));
-    assert_eq!(ledger.chunk_slack_bytes(), chunk_slack(of_device, PAGE));
+    let in_chunks = chunk_slack(of_device, PAGE);
+    let bound = if ledger.padding_bytes() > 0 { ledger.slack_bytes() } else { usize::MAX };
+    assert_eq!(ledger.chunk_slack_bytes(), in_chunks.min(bound));
+    ledger.assert_unchanged_since(&ledger.mark());
 }
 
 fn run(ops: &[Op]) {
@@ -98,13 +118,15 @@ fn run(ops: &[Op]) {
                     None => assert!(old.is_none() && !overlaps && bytes > 0, "{op:?} passed"),
                     other => panic!("{op:?}: {other:?}"),
                 }
-                if let Some((bytes, _)) = old {
+                if let Some((bytes, kind)) = old
+                    && kind != AllocKind::Padding
+                {
                     model.freed.push((addr, bytes));
                 }
                 model.live.insert(addr, (bytes, kind));
             }
             Op::Forget(addr) => {
-                let known = model.live.get(&addr).copied();
+                let known = model.live.get(&addr).copied().filter(|live| live.1 != AllocKind::Padding);
                 match (ledger.try_forget(addr), known) {
                     (Ok(record), Some((bytes, kind))) if kind.is_sweepable() => {
                         assert_eq!((record.bytes, record.kind), (bytes, kind));
@@ -119,37 +141,42 @@ fn run(ops: &[Op]) {
                     (Err(ForgetError::Null), None) => assert_eq!(addr, 0),
                     (Err(ForgetError::DoubleFree { now_inside, .. }), None) => {
                         assert!(model.freed.iter().any(|&(a, _)| a == addr));
-                        assert_eq!(now_inside.map(|live| live.addr), model.owner(addr));
+                        assert_eq!(now_inside.map(|live| live.addr), model.own_owner(addr));
                     }
                     (Err(ForgetError::Interior { owner, .. }), None) => {
-                        assert_eq!(Some(owner.addr), model.owner(addr));
+                        assert_eq!(Some(owner.addr), model.own_owner(addr));
                     }
                     (Err(ForgetError::InsideFreed { freed, .. }), None) => {
-                        assert_eq!(model.owner(addr), None);
+                        assert_eq!(model.own_owner(addr), None);
                         assert!(model.freed.contains(&(freed.addr, freed.record.bytes)));
                     }
                     (Err(ForgetError::Foreign { .. }), None) => {
-                        assert_eq!(model.owner(addr), None);
-                        assert!(!model.freed.iter().any(|&(a, _)| a == addr));
+                        assert_eq!(model.own_owner(addr), None);
+                        assert!(!model.is_in_freed(addr));
                     }
                     (answer, known) => panic!("{op:?}: {answer:?}, in truth {known:?}"),
+                }
+            }
+            Op::ForgetPadding(addr) => {
+                let answer = ledger.try_forget_padding(addr);
+                assert_eq!(answer.is_ok(), model.is_padding(addr), "{op:?}: {answer:?}");
+                if let Ok(record) = answer {
+                    assert_eq!(model.live.remove(&addr), Some((record.bytes, record.kind)));
                 }
             }
             Op::Whois(addr) => match ledger.whois(addr) {
                 Whois::Live { allocation, offset_bytes } => {
                     assert_eq!(Some(allocation.addr), model.owner(addr));
                     assert_eq!(allocation.addr + offset_bytes, addr);
+                    assert!(allocation.record.kind != AllocKind::Padding || !model.is_in_freed(addr));
                 }
                 Whois::Freed { freed, .. } => {
-                    assert_eq!(model.owner(addr), None);
+                    assert_eq!(model.own_owner(addr), None);
                     assert!(model.freed.contains(&(freed.addr, freed.record.bytes)));
                 }
                 _ => {
                     assert_eq!(model.owner(addr), None);
-                    let held = |a: u64, b: usize| {
-                        a == addr || (a <= addr && last_byte(a, b).is_some_and(|l| addr <= l))
-                    };
-                    assert!(!model.freed.iter().any(|&(a, b)| held(a, b)));
+                    assert!(!model.is_in_freed(addr));
                 }
             },
             Op::Restore => {
@@ -182,6 +209,7 @@ fn kind() -> impl Strategy<Value = AllocKind> {
         6 => Just(AllocKind::Device),
         1 => Just(AllocKind::Managed),
         2 => Just(AllocKind::Arena),
+        2 => Just(AllocKind::Padding),
     ]
 }
 
@@ -196,6 +224,7 @@ fn ops(grain: u64, spread: u64) -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
         5 => (addr.clone(), bytes, kind()).prop_map(|(a, b, k)| Op::Record(a, b, k)),
         4 => (addr.clone(), 0..2u64).prop_map(|(a, inside)| Op::Forget(a + inside)),
+        1 => addr.clone().prop_map(Op::ForgetPadding),
         1 => (addr, 0..9_000u64).prop_map(|(a, inside)| Op::Whois(a + inside)),
         1 => Just(Op::Restore),
     ];

@@ -4,6 +4,7 @@
 use std::time::Instant;
 
 use anyhow::Context;
+use metrale_cuda_backend::memory::Account;
 use metrale_cuda_backend::{DevicePtr, MetraleCudaBackend, OutOfMemory, Uploader};
 use metrale_ledger::Snapshot;
 
@@ -118,6 +119,8 @@ fn measure<'input>(
 pub(crate) struct Moment {
     /// What the ledger holds.
     pub(crate) snapshot: Snapshot,
+    /// Every byte the driver says is used, by name.
+    pub(crate) account: Account,
     /// Bytes by which the driver's free figure fell since before the first tensor; negative where it rose.
     pub(crate) driver_used_bytes: i64,
     /// The driver's free figure.
@@ -131,6 +134,7 @@ impl Moment {
         let now = backend.memory_info()?;
         Ok(Self {
             snapshot: backend.ledger_probe().snapshot(),
+            account: backend.account()?,
             driver_used_bytes: baseline_free_bytes as i64 - now.free_bytes as i64,
             free_bytes: now.free_bytes,
             total_bytes: now.total_bytes,

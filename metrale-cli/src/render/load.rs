@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use metrale_cuda_backend::memory::Account;
 use metrale_cuda_backend::{HostError, MetraleCudaBackend, OutOfMemory, Remedy, remedy};
 use metrale_driver_sys::CUDA_ERROR_OUT_OF_MEMORY;
 use metrale_ledger::{ByteSize, LabelRow, SiteRow};
@@ -60,6 +61,8 @@ pub struct LoadReport {
     pub verified_tensors: usize,
     /// Allocations that a sweep found after everything was freed: 0.
     pub swept_allocations: usize,
+    /// The driver's used bytes of the whole device as a sum of named terms, with the signed remainder that closes it.
+    pub account: Account,
     /// Who holds what, by call site, largest first.
     pub sites: Vec<SiteLine>,
     /// Who holds what, by scope, largest first.
@@ -148,6 +151,7 @@ impl LoadReport {
             seconds: 0.0,
             verified_tensors: 0,
             swept_allocations: 0,
+            account: moment.account,
             sites: moment.snapshot.by_site().into_iter().map(SiteLine::from).collect(),
             scopes: moment.snapshot.by_scope().into_iter().map(ScopeLine::from).collect(),
             error: None,
@@ -223,6 +227,7 @@ impl fmt::Display for LoadReport {
             self.device_free_bytes as i64,
             &format!(" of {}", ByteSize(self.device_total_bytes)),
         )?;
+        writeln!(f, "\naccount of the device\n{}\n", self.account)?;
         write!(f, "after freeing all, a sweep found {}", Count(self.swept_allocations as u64, "allocation"))
     }
 }

@@ -2,9 +2,9 @@
 //! Allocating and freeing device memory, with the ledger kept in step.
 //!
 //! ```text
-//! alloc:  bound? -> not above the total? -> driver gives -> ledger records -> DevicePtr
+//! alloc:  bound? -> not above the total? -> driver gives -> ledger records -> bands laid -> DevicePtr
 //!                                                 `- on any failure from here on the memory goes back
-//! free:   bound? -> ledger forgets (or says what is wrong) -> driver frees
+//! free:   bound? -> ledger forgets (or says what is wrong) -> bands checked -> driver frees
 //!                                                 `- refused: the record is put back, marked
 //! ```
 
@@ -19,6 +19,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::{ask, failed};
 use crate::error::{BadArgument, LedgerConflict};
 use crate::gpu::DevicePtr;
+use crate::redzone::BandLayout;
 
 /// A free of what is not live, or not of this kind. The driver was not asked and nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -59,26 +60,56 @@ impl MetraleCudaBackend {
         kind: AllocKind,
         site: &'static Location<'static>,
     ) -> Result<DevicePtr> {
+        // Every call of `alloc` counts, those that fail too: the same program gives the same indices.
+        let plan = if kind == AllocKind::Device { Some(self.zones().plan(bytes, site)?) } else { None };
+        let layout = plan.map_or(BandLayout::bare(bytes), |plan| plan.layout);
+        let driver_bytes = layout.total_bytes();
         refuse_no_bytes(bytes, kind, site)?;
         self.bound("allocating device memory")?;
         // A driver may think long about what can never fit. Managed memory may: it migrates.
-        if kind != AllocKind::Managed && bytes as u64 > self.total_bytes() {
+        if kind != AllocKind::Managed && driver_bytes as u64 > self.total_bytes() {
             return Err(self.out_of_memory(bytes, kind, site, None).into());
         }
-        let mut addr = 0;
-        let given = if kind == AllocKind::Managed {
-            // SAFETY: the result pointer is a local.
-            unsafe { ask!(self.driver(), cuMemAllocManaged(&mut addr, bytes, CU_MEM_ATTACH_GLOBAL)) }
-        } else {
-            // SAFETY: the result pointer is a local.
-            unsafe { ask!(self.driver(), cuMemAlloc_v2(&mut addr, bytes)) }
-        };
-        given.map_err(|error| self.not_given(error, bytes, kind, site))?;
+        let base = self
+            .ask_for_memory(driver_bytes, kind)
+            .map_err(|error| self.not_given(error, bytes, kind, site))?;
+        let addr = base.saturating_add(layout.front_bytes as u64);
         if let Err(misuse) = self.book().record(addr, bytes, kind, site) {
-            let not_given_back = self.give_to_driver(addr).err();
+            let not_given_back = self.give_to_driver(base).err();
             return Err(LedgerConflict { addr, bytes, reason: misuse.to_string(), not_given_back }.into());
         }
+        if let Some(plan) = plan.filter(|plan| plan.layout.has_bands())
+            && let Err(error) = self.lay_bands(base, plan, site)
+        {
+            // What kept the bands from being laid is the error that counts.
+            let _ = self.book().forget(addr, kind);
+            if let Err(error) = self.give_to_driver(base) {
+                tracing::error!("{driver_bytes} bytes at {base:#x} could not be given back: {error}");
+            }
+            return Err(error);
+        }
         Ok(DevicePtr(addr))
+    }
+
+    /// The driver's memory, alone. What is in quarantine goes first where the driver has no more.
+    fn ask_for_memory(&self, bytes: usize, kind: AllocKind) -> Result<u64, DriverError> {
+        let ask = || {
+            let mut addr = 0;
+            if kind == AllocKind::Managed {
+                // SAFETY: the result pointer is a local.
+                unsafe { ask!(self.driver(), cuMemAllocManaged(&mut addr, bytes, CU_MEM_ATTACH_GLOBAL)) }?;
+            } else {
+                // SAFETY: the result pointer is a local.
+                unsafe { ask!(self.driver(), cuMemAlloc_v2(&mut addr, bytes)) }?;
+            }
+            Ok::<u64, DriverError>(addr)
+        };
+        loop {
+            match ask() {
+                Err(error) if error.status == CUDA_ERROR_OUT_OF_MEMORY && self.relieve_quarantine() => {}
+                answer => return answer,
+            }
+        }
     }
 
     /// The error for memory that the driver did not give.
@@ -104,7 +135,17 @@ impl MetraleCudaBackend {
         }
         let there = self.bound_to_free("freeing device memory")?;
         let record = self.forget(ptr.0, kind, call)?;
-        let answer = if there { self.give_to_driver(ptr.0) } else { Ok(()) };
+        let padded = if kind == AllocKind::Device { self.take_bands(ptr.0) } else { None };
+        let answer = match &padded {
+            _ if !there => Ok(()),
+            Some(padded) => self.give_padded(padded),
+            None => self.give_to_driver(ptr.0),
+        };
+        if let Some(padded) = padded
+            && answer.is_err_and(|error| !is_teardown_noop(error.status))
+        {
+            self.put_bands_back(padded);
+        }
         self.settle_free(answer, ptr.0, record.as_ref(), || format!("freeing {ptr}"))
     }
 

@@ -274,11 +274,20 @@ impl MetraleCudaBackend {
                 let found = FoundMemory::Pinned(Box::new(allocation));
                 Err(NotDeviceMemory { operation, end, addr, found }.into())
             }
+            // Bands, and what is kept after its free, are live at the driver and nobody's to touch.
+            Whois::Live { allocation, .. } if allocation.record.kind == AllocKind::Padding => {
+                Ok(self.refuse_redzone(operation, &end.to_string(), ptr)?)
+            }
             Whois::Live { allocation, offset_bytes } if bytes > room(&allocation.record, offset_bytes) => {
                 Err(CopyOutOfBounds { operation, end, addr, bytes, owner: Box::new(allocation) }.into())
             }
             Whois::Live { .. } => Ok(()),
-            unknown => self.not_the_hosts(operation, end, ptr, &unknown),
+            unknown => {
+                if matches!(unknown, Whois::Freed { .. }) {
+                    self.refuse_redzone(operation, &end.to_string(), ptr)?;
+                }
+                self.not_the_hosts(operation, end, ptr, &unknown)
+            }
         }
     }
 

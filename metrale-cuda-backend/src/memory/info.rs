@@ -8,7 +8,7 @@ use metrale_driver_sys::DriverError;
 use metrale_ledger::ByteSize;
 
 use crate::backend::MetraleCudaBackend;
-use crate::call::{Doing, ask};
+use crate::call::Doing;
 
 /// The driver's figures at one moment, for the whole device: every process counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,9 +42,6 @@ impl MetraleCudaBackend {
 
     /// The driver's figures; the thread is known to be bound.
     pub(crate) fn ask_memory_info(&self) -> Result<MemoryInfo, DriverError> {
-        let (mut free, mut total) = (0_usize, 0_usize);
-        // SAFETY: the result pointers are locals.
-        unsafe { ask!(self.driver(), cuMemGetInfo_v2(&mut free, &mut total)) }?;
-        Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
+        super::memory_info_of(self.driver())
     }
 }

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory: allocating, freeing, copying, asking.
 
+mod accounting;
 mod alloc;
 mod arena;
 mod copy;
 mod copy_2d;
+mod cost;
+mod free;
 mod info;
 mod memset;
 mod not_device;
+mod oom_watchdog;
 mod out_of_memory;
 mod peer;
 mod pinned;
@@ -15,6 +19,7 @@ mod pinned_book;
 mod upload;
 
 // Decisions that need no driver.
+mod account;
 mod cgroup;
 mod effective;
 mod meminfo;
@@ -24,14 +29,15 @@ mod watchdog;
 pub use alloc::FreeError;
 pub use copy::{CopyOutOfBounds, End};
 pub use copy_2d::{Copy2d, Side};
+pub use free::cuda_free_memory_bytes;
 pub use info::MemoryInfo;
 pub use not_device::{FoundMemory, NotDeviceMemory};
 pub use out_of_memory::{Holder, OutOfMemory, Verdict};
 pub use pinned::{PinnedBuffer, PinnedPtr};
-pub(crate) use pinned_book::PinnedBook;
 pub use pinned_book::StalePinned;
 pub use upload::Uploader;
 
+pub use account::{Account, AccountError, Quality, Term};
 pub use cgroup::{CgroupLimit, NotALimit};
 pub use effective::{
     Aged, EffectiveFree, FreeSituation, FreeSource, FreeUnknown, effective_free, effective_free_bytes,
@@ -42,3 +48,7 @@ pub use watchdog::{
     BelowFloor, LOW_MEMORY_EXIT_CODE, LOW_READINGS, LowMemory, LowMemoryHandler, Pace, Watchdog,
     WatchdogError, WatchdogParts, WatchdogThread, Watched, load_fits, watch,
 };
+
+pub(crate) use cost::{Cost, Costs};
+pub(crate) use free::{Polling, memory_info_of};
+pub(crate) use pinned_book::PinnedBook;

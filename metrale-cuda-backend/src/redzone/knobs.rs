@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What can be set about red zones, and how the environment's words for it are read.
 //!
-//! | variable | field | values |
-//! |---|---|---|
-//! | `METRALE_REDZONE` | [`RedzoneConfig::band_bytes`] | bytes, rounded up to 16; `0`, empty or unset off |
-//! | `METRALE_REDZONE_MIN_IDX` | [`RedzoneConfig::min_index`] | the first creation index that gets a band; 0 if unset |
-//! | `METRALE_REDZONE_FILL` | [`RedzoneConfig::fill`] | a decimal byte; 238 if unset |
-//! | `METRALE_REDZONE_TRACE_IDX` | [`RedzoneConfig::trace_index`] | the creation index whose backtrace is logged |
+//! The table of variables stands with the others, in `config.rs`.
 
 use std::ffi::OsString;
 
@@ -50,6 +45,21 @@ pub struct RedzoneConfig {
     /// Freed allocations are kept, filled, until they are more than so many bytes together, to catch writes that come
     /// late. 0 is off.
     pub quarantine_bytes: u64,
+    /// How bands are looked at.
+    pub scan_by: ScanBy,
+}
+
+/// How a scan looks at the bands. Both ways give the same answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ScanBy {
+    /// By the kernel where it loads, by copies elsewhere and on a driver in software.
+    #[default]
+    Auto,
+    /// By one kernel launch for all bands; a scan fails where it cannot be had.
+    Kernel,
+    /// Band by band, copied to the host. Thousands of times slower.
+    Copies,
 }
 
 impl RedzoneConfig {

@@ -121,6 +121,22 @@ pub struct BandChange {
     pub value: u8,
 }
 
+impl BandChange {
+    /// The same change, seen from `bytes` bytes further in front.
+    #[must_use]
+    pub const fn shifted(self, bytes: usize) -> Self {
+        Self { first: self.first.saturating_add(bytes), last: self.last.saturating_add(bytes), ..self }
+    }
+
+    /// Both changes as one; they are of different parts of a band.
+    #[must_use]
+    pub const fn joined(self, other: Self) -> Self {
+        let front = if self.first <= other.first { self } else { other };
+        let last = if self.last >= other.last { self.last } else { other.last };
+        Self { first: front.first, last, count: self.count.saturating_add(other.count), value: front.value }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -21,7 +21,7 @@ pub enum Side {
     Freed,
 }
 
-/// The last scan that found a band as it should be.
+/// The last scan that left a band as it should be: it found it so, or restored it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CleanScan {
     /// Which scan of this backend it was, counted from 1.

@@ -12,6 +12,26 @@ use super::{BandChange, Pattern};
 /// `metrale_redzone_update`, a warp to a band. For every GPU since compute capability 7.0.
 pub const KERNELS_PTX: &[u8] = include_bytes!("kernels/redzone.ptx");
 
+/// The kernel that checks: `(table: u64, slots: u32, found: u64, counter: u64, counted: u32, refill: u32)`.
+///
+/// `found` has room for `slots` records of [`BandFound::BYTES`]. The kernel adds 1 to the 32-bit `counter` for each changed
+/// band and never resets it: pass what it held before as `counted`, and as many records are there as it has grown by
+/// (modulo 2³²), in any order. `refill` other than 0 restores what was changed.
+pub const CHECK_KERNEL: &str = "metrale_redzone_check";
+/// The kernel that fills bands: `(table: u64, first_slot: u32, slots: u32)`.
+pub const FILL_KERNEL: &str = "metrale_redzone_fill";
+/// The kernel that changes the table: `(table: u64, updates: u64, count: u32)`, with `count` records of
+/// [`BandUpdate::BYTES`], aligned to 16.
+pub const UPDATE_KERNEL: &str = "metrale_redzone_update";
+/// Threads of a block of each of the kernels: eight warps, so eight bands.
+pub const BLOCK_THREADS: u32 = 256;
+
+/// Blocks of [`BLOCK_THREADS`] for so many slots or updates. A launch of none is to be left out.
+#[must_use]
+pub const fn blocks_for(slots: u32) -> u32 {
+    slots.div_ceil(BLOCK_THREADS / 32)
+}
+
 /// Where a band lies and what stands in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Band {
@@ -191,6 +211,17 @@ impl<T> BandTable<T> {
             .collect()
     }
 
+    /// Takes back updates that did not reach the device.
+    pub fn return_updates(&mut self, updates: impl IntoIterator<Item = BandUpdate>) {
+        for BandUpdate { slot, fill, .. } in updates {
+            self.stale.insert(slot);
+            // A slot that was freed meanwhile has nothing to fill.
+            if fill && self.get(slot).is_some() {
+                self.fill.insert(slot);
+            }
+        }
+    }
+
     /// Makes everything stale, for a device table that is new; the bands are not filled again.
     pub fn forget_device(&mut self) {
         self.stale.extend((0..).zip(&self.slots).map(|(slot, _)| slot));
@@ -294,6 +325,23 @@ mod tests {
     }
 
     #[test]
+    fn updates_that_did_not_arrive_come_again() {
+        let mut table = BandTable::new();
+        let (a, b) =
+            (table.insert(band(0x200), 1, true).unwrap(), table.insert(band(0x400), 2, true).unwrap());
+        let lost = table.take_updates(9);
+        table.remove(b);
+        let _ = table.take_updates(9);
+        table.return_updates(lost);
+        let again = table.take_updates(9);
+        assert_eq!(
+            again.iter().map(|update| (update.slot, update.fill)).collect::<Vec<_>>(),
+            [(a, true), (b, false)]
+        );
+        assert_eq!(again[1].band.bytes, 0);
+    }
+
+    #[test]
     fn poison_repaints_every_band() {
         let mut table = BandTable::new();
         for index in 0..4_u64 {
@@ -338,10 +386,9 @@ mod tests {
         assert_eq!(ptx.header.version.map(|version| version.to_string()).as_deref(), Some("6.0"));
         let entries: Vec<(&str, usize)> =
             ptx.entries().map(|entry| (entry.name, entry.parameters.len())).collect();
-        assert_eq!(
-            entries,
-            [("metrale_redzone_check", 6), ("metrale_redzone_fill", 3), ("metrale_redzone_update", 3)]
-        );
+        assert_eq!(entries, [(CHECK_KERNEL, 6), (FILL_KERNEL, 3), (UPDATE_KERNEL, 3)]);
+        assert_eq!((blocks_for(0), blocks_for(1), blocks_for(8), blocks_for(9)), (0, 1, 1, 2));
+        assert_eq!((blocks_for(25_000), blocks_for(u32::MAX)), (3125, 1 << 29));
     }
 
     proptest! {

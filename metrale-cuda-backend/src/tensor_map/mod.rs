@@ -5,12 +5,14 @@
 //! rule is named with its value, all that are broken at once.
 
 mod element;
+mod encode;
 mod rule;
 mod spec;
 
 pub use element::{ElementType, Interleave, L2Promotion, OobFill, Swizzle};
+pub use encode::TensorMapOutOfBounds;
 pub use rule::{TensorMapError, TensorMapRule, TensorMapWarning};
-pub use spec::{EncodeArguments, MAX_RANK, TensorMapSpec};
+pub use spec::{EncodeArguments, MAX_BOX_BYTES, MAX_RANK, TensorMapSpec};
 
 use metrale_driver_sys::CUtensorMap;
 

@@ -128,11 +128,13 @@ pub enum TensorMapRule {
         /// The swizzle's span.
         span_bytes: u64,
     },
-    /// A box of 128 KiB or more, which the driver refuses.
-    #[error("the box is {}, and must stay below 128 KiB", ByteSize(*bytes))]
+    /// A box larger than the shared memory of a multiprocessor, which the driver refuses.
+    #[error("the box is {}, and a multiprocessor has {} of shared memory", ByteSize(*bytes), ByteSize(*max_bytes))]
     BoxBytes {
         /// Its bytes in shared memory.
         bytes: u64,
+        /// The shared memory of a multiprocessor in bytes.
+        max_bytes: u64,
     },
     /// An element stride outside 1 to 8.
     #[error("the element stride of dimension {index} is {step}, and 1 to 8 are allowed")]

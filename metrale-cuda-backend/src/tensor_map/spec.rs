@@ -18,8 +18,8 @@ const MAX_DIM: u64 = 1 << 32;
 const STRIDES_BELOW_BYTES: u64 = 1 << 40;
 const MAX_BOX_SIDE: u32 = 256;
 const MAX_ELEMENT_STRIDE: u32 = 8;
-/// An H200's driver takes 64 KiB and refuses 128; what lies between is left to it.
-const BOX_BELOW_BYTES: u64 = 128 << 10;
+/// The most bytes of a box on an H200: the shared memory of a multiprocessor.
+pub const MAX_BOX_BYTES: u64 = 228 << 10;
 /// Below this, padded rows are suspect on some devices.
 const SMALL_ALLOCATION_BYTES: u64 = 128 << 10;
 
@@ -200,12 +200,22 @@ impl TensorMapSpec {
         self
     }
 
-    /// Holds the map against every rule, the driver's and those that make it usable.
+    /// Holds the map against every rule, the driver's and those that make it usable, for a device that takes boxes as
+    /// large as an H200.
     ///
     /// # Errors
     /// [`TensorMapError`] with all rules that are broken.
     pub fn check(&self) -> Result<EncodeArguments, TensorMapError> {
-        let broken = self.broken_rules();
+        self.check_within(MAX_BOX_BYTES)
+    }
+
+    /// [`check`](Self::check) for a device whose boxes may have `max_box_bytes` bytes: the shared memory of one of its
+    /// multiprocessors.
+    ///
+    /// # Errors
+    /// [`TensorMapError`] with all rules that are broken.
+    pub fn check_within(&self, max_box_bytes: u64) -> Result<EncodeArguments, TensorMapError> {
+        let broken = self.broken_rules(max_box_bytes);
         if !broken.is_empty() {
             return Err(TensorMapError { broken });
         }
@@ -276,7 +286,7 @@ impl TensorMapSpec {
         warnings
     }
 
-    fn broken_rules(&self) -> Vec<TensorMapRule> {
+    fn broken_rules(&self, max_box_bytes: u64) -> Vec<TensorMapRule> {
         let rank = self.dims.len();
         if !(1..=MAX_RANK).contains(&rank) {
             return vec![TensorMapRule::Rank { rank }];
@@ -295,7 +305,7 @@ impl TensorMapSpec {
             broken.push(TensorMapRule::InterleaveRank { interleave: self.interleave, rank });
         }
         self.break_memory_rules(&mut broken);
-        self.break_box_rules(&mut broken);
+        self.break_box_rules(max_box_bytes, &mut broken);
         self.break_choice_rules(&mut broken);
         broken
     }
@@ -343,7 +353,7 @@ impl TensorMapSpec {
     }
 
     /// The box and the element strides.
-    fn break_box_rules(&self, broken: &mut Vec<TensorMapRule>) {
+    fn break_box_rules(&self, max_bytes: u64, broken: &mut Vec<TensorMapRule>) {
         for (index, &side) in self.box_dims.iter().enumerate() {
             if !(1..=MAX_BOX_SIDE).contains(&side) {
                 broken.push(TensorMapRule::BoxSide { index, side });
@@ -375,8 +385,8 @@ impl TensorMapSpec {
         let sides = self.box_dims.iter().skip(1);
         let bytes = sides.fold(bits, |bits, &side| bits.saturating_mul(u64::from(side))) / 8;
         // Too long a side says so by itself.
-        if bytes >= BOX_BELOW_BYTES && self.box_dims.iter().all(|side| (1..=MAX_BOX_SIDE).contains(side)) {
-            broken.push(TensorMapRule::BoxBytes { bytes });
+        if bytes > max_bytes && self.box_dims.iter().all(|side| (1..=MAX_BOX_SIDE).contains(side)) {
+            broken.push(TensorMapRule::BoxBytes { bytes, max_bytes });
         }
     }
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The recorded tables row by row, and each rule's two sides.
 
+use std::sync::Arc;
+
+use metrale_driver_sim::{ContextGuard, on_both_drivers};
+use metrale_driver_sys::{CUresult, CUtensorMap, DriverApi};
 use proptest::prelude::*;
 
 use super::*;
@@ -152,7 +156,8 @@ fn every_recorded_bound_of_the_driver_is_ours_or_is_refused_for_a_reason() {
             "sw64 64B" => f16().box_dims(&[32, 64]).swizzle(Swizzle::Bytes64),
             "sw64 66B?" => f16().box_dims(&[33, 64]).swizzle(Swizzle::Bytes64),
             "box rows 256" => f16().box_dims(&[64, 256]),
-            "big box bytes" => f16().box_dims(&[256, 256]),
+            // 256 KiB.
+            "big box bytes" => of(ElementType::F32, &[1024, 512], &[4096], &[256, 256]),
             "es0 2 no interleave" => f16().element_strides(&[2, 1]),
             other => panic!("{other}"),
         };
@@ -355,6 +360,45 @@ fn packed_tensors_have_the_strides_of_their_dimensions() {
     }
     let interleaved = interleaved(Interleave::Bytes16, Swizzle::None);
     assert_eq!(interleaved.extent_bytes(), None);
+}
+
+/// What the driver answers, whatever our own rules say of the map.
+fn ask(driver: &Arc<dyn DriverApi>, spec: &TensorMapSpec) -> CUresult {
+    let mut map = CUtensorMap::default();
+    // SAFETY: the map is a local, and each array has as many entries as the rank asks for; the address is not followed.
+    unsafe {
+        driver.cuTensorMapEncodeTiled(
+            &mut map,
+            spec.element.raw(),
+            spec.dims.len() as u32,
+            spec.address.0 as *mut core::ffi::c_void,
+            spec.dims.as_ptr(),
+            spec.strides_bytes.as_ptr(),
+            spec.box_dims.as_ptr(),
+            spec.element_strides.as_ptr(),
+            spec.interleave.raw(),
+            spec.swizzle.raw(),
+            spec.l2_promotion.raw(),
+            spec.oob_fill.raw(),
+        )
+    }
+}
+
+on_both_drivers! {
+    /// Just inside each rule the driver takes the map, just outside it does not.
+    the_driver_has_each_rule_where_we_have_it(driver) {
+        let _context = ContextGuard::new(&driver, 0).unwrap();
+        for (name, inside, outside) in boundaries() {
+            assert_eq!(ask(&driver, &inside), 0, "{name}, inside");
+            assert_eq!(ask(&driver, &outside), 1, "{name}, outside");
+        }
+        // What it takes and we do not.
+        let null = TensorMapSpec { address: DevicePtr::NULL, ..f16() };
+        let narrow = of(ElementType::F16, &[1024, 512], &[2032], &[64, 64]);
+        for spec in [null, narrow, interleaved(Interleave::Bytes32, Swizzle::Bytes128)] {
+            assert_eq!((ask(&driver, &spec), broken(&spec).len()), (0, 1));
+        }
+    }
 }
 
 proptest! {

@@ -34,6 +34,8 @@ fn forget(ledger: &Shared, addr: u64) -> Option<AllocRecord> {
 enum Op {
     Record(u64, usize, usize),
     Forget(u64),
+    Pad(u64, usize),
+    Unpad(u64),
     Deal,
     Read,
     Whois(u64),
@@ -45,6 +47,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
         8 => (addr(), bytes, 0..3usize).prop_map(|(addr, bytes, site)| Op::Record(addr, bytes, site)),
         8 => addr().prop_map(Op::Forget),
+        1 => (addr(), 1..(PAGE as usize / 4 + 1)).prop_map(|(addr, bytes)| Op::Pad(addr, bytes)),
+        1 => addr().prop_map(Op::Unpad),
         2 => Just(Op::Deal),
         1 => Just(Op::Read),
         1 => (1..48 * PAGE / 4).prop_map(Op::Whois),
@@ -61,6 +65,7 @@ fn totals(ledger: &Shared) -> Vec<usize> {
         Total::ChunkSlackBytes,
         Total::PeakBytes,
         Total::PeakResidentBytes,
+        Total::PaddingBytes,
     ];
     which.into_iter().map(|total| ledger.read(total)).collect()
 }
@@ -85,6 +90,18 @@ proptest! {
                     });
                     // Indices are drawn in blocks while dealt out.
                     prop_assert_eq!(a.map(|r| (r.bytes, r.site)).map_err(|e| e.to_string()), b.map(|r| (r.bytes, r.site)).map_err(|e| e.to_string()));
+                }
+                Op::Pad(addr, bytes) => {
+                    let [a, b] = [&whole, &dealt].map(|l| {
+                        l.record(addr, bytes, site(0), AllocKind::Padding, None).misuse.map(|m| m.to_string())
+                    });
+                    prop_assert_eq!(a, b);
+                }
+                Op::Unpad(addr) => {
+                    let [a, b] = [&whole, &dealt].map(|l| {
+                        l.forget(addr, Class::Padding, site(0)).map(|r| r.bytes).map_err(|e| e.to_string())
+                    });
+                    prop_assert_eq!(a, b);
                 }
                 Op::Deal => dealt.deal_out_now(),
                 Op::Read => prop_assert_eq!(totals(&whole), totals(&dealt)),

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a scan of 25,000 red zones costs: by one kernel launch through the backend, by a copy for each band, and the bare
+//! kernel, in one run.
+//!
+//! `cargo run --release --example redzone_scan [BANDS [BAND_BYTES]]`, on a machine with a GPU.
+#![allow(clippy::print_stdout, reason = "a program that prints")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use metrale_cuda_backend::redzone::{
+    BLOCK_THREADS, Band, BandFound, CHECK_KERNEL, KERNELS_PTX, ScanBy, blocks_for,
+};
+use metrale_cuda_backend::{BackendConfig, DevicePtr, DriverApi, KernelLaunch, MetraleCudaBackend};
+
+/// Bytes asked for by each allocation; with a band of 256 bytes it takes 1 KiB of the device.
+const ASKED: usize = 700;
+/// Scans timed; the median counts.
+const SCANS: usize = 200;
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let mut number = |or: usize| arguments.next().map_or(Ok(or), |text| text.parse().context(text));
+    let (bands, band_bytes) = (number(25_000)?, number(256)?);
+    let driver = metrale_driver_sys::system().context("this measures a GPU")?;
+    println!("{bands} bands of {band_bytes} bytes");
+
+    let by_kernel = Bands::new(&driver, bands, band_bytes, ScanBy::Kernel)?;
+    // The first loads the kernel and sends the table.
+    let first = time(|| by_kernel.scan_clean())?;
+    let kernel = median(SCANS, || by_kernel.scan_clean())?;
+    let bare = by_kernel.bare_kernel(band_bytes)?;
+    by_kernel.finds_a_planted_byte()?;
+    drop(by_kernel);
+
+    let by_copies = Bands::new(&driver, bands, band_bytes, ScanBy::Copies)?;
+    let copies = median(5, || by_copies.scan_clean())?;
+    by_copies.finds_a_planted_byte()?;
+
+    let micros = |took: Duration| took.as_secs_f64() * 1e6;
+    println!("first scan, kernel loaded and table sent   {:>12.1} us", micros(first));
+    println!("scan through the backend                   {:>12.1} us", micros(kernel));
+    println!("bare kernel, launched and waited for       {:>12.1} us", micros(bare.launched));
+    println!("bare kernel, by its events                 {:>12.1} us", micros(bare.on_device));
+    println!("a copy for each band                       {:>12.1} us", micros(copies));
+    println!(
+        "copies over scan                           {:>12.1} x",
+        copies.as_secs_f64() / kernel.as_secs_f64()
+    );
+    println!(
+        "scan over bare kernel, launched            {:>12.2} x",
+        kernel.as_secs_f64() / bare.launched.as_secs_f64()
+    );
+    Ok(())
+}
+
+fn time(act: impl FnOnce() -> Result<()>) -> Result<Duration> {
+    let start = Instant::now();
+    act()?;
+    Ok(start.elapsed())
+}
+
+fn median(times: usize, mut act: impl FnMut() -> Result<()>) -> Result<Duration> {
+    let mut took = (0..times).map(|_| time(&mut act)).collect::<Result<Vec<_>>>()?;
+    took.sort_unstable();
+    Ok(took[took.len() / 2])
+}
+
+/// A backend that holds so many allocations with a band each.
+struct Bands {
+    backend: MetraleCudaBackend,
+    held: Vec<DevicePtr>,
+}
+
+struct BareKernel {
+    launched: Duration,
+    on_device: Duration,
+}
+
+impl Bands {
+    fn new(driver: &Arc<dyn DriverApi>, bands: usize, band_bytes: usize, scan_by: ScanBy) -> Result<Self> {
+        let mut config = BackendConfig::default();
+        config.redzone.band_bytes = band_bytes;
+        config.redzone.scan_by = scan_by;
+        let builder = MetraleCudaBackend::builder().driver(driver.clone()).modules(&[("bare", KERNELS_PTX)]);
+        let backend = builder.config(config).build()?;
+        let held = (0..bands).map(|_| backend.alloc(ASKED)).collect::<Result<_>>()?;
+        Ok(Self { backend, held })
+    }
+
+    fn scan_clean(&self) -> Result<()> {
+        ensure!(self.backend.scan_redzones()? == 0, "a clean band was told as changed");
+        Ok(())
+    }
+
+    fn finds_a_planted_byte(&self) -> Result<()> {
+        let middle = self.held[self.held.len() / 2];
+        // SAFETY: the source is one byte.
+        let status = unsafe {
+            self.backend.driver().cuMemcpyHtoD_v2(middle.0 + ASKED as u64, [1_u8].as_ptr().cast(), 1)
+        };
+        ensure!(status == 0, "planting a byte: status {status}");
+        let found = self.backend.scan_redzones()?;
+        ensure!(found == 1, "one byte was planted, and {found} bands were told");
+        Ok(())
+    }
+
+    /// The kernel on a table of the same bands, without anything around it.
+    fn bare_kernel(&self, band_bytes: usize) -> Result<BareKernel> {
+        let backend = &self.backend;
+        let pattern = backend.config().redzone.fill.pattern(0);
+        let band =
+            |ptr: &DevicePtr| Band { address: ptr.0 + ASKED as u64, bytes: band_bytes as u32, pattern };
+        let entries: Vec<u8> = self.held.iter().flat_map(|ptr| band(ptr).to_bytes()).collect();
+        let table = backend.alloc_arena(entries.len())?;
+        backend.copy_h2d(&entries, table)?;
+        let found = backend.alloc_arena(self.held.len() * BandFound::BYTES)?;
+        let counter = backend.alloc_arena(4)?;
+        backend.memset(counter, 0, 4)?;
+        let slots = u32::try_from(self.held.len())?;
+        let mut launch = KernelLaunch::new(backend.kernel("bare", CHECK_KERNEL)?)
+            .grid([blocks_for(slots), 1, 1])
+            .block([BLOCK_THREADS, 1, 1])
+            .ptr(table)
+            .u32(slots)
+            .ptr(found)
+            .ptr(counter)
+            .u32(0)
+            .u32(0);
+        let stream = backend.stream();
+        let (start, end) = (backend.create_timing_event()?, backend.create_timing_event()?);
+        let mut on_device = Vec::with_capacity(SCANS);
+        for _ in 0..SCANS {
+            backend.record_event(start, stream)?;
+            // SAFETY: the arguments are the kernel's parameters, of buffers with room for every band.
+            unsafe { launch.on_stream(backend, stream) }?;
+            backend.record_event(end, stream)?;
+            backend.synchronize_stream(stream)?;
+            on_device.push(Duration::from_secs_f32(backend.elapsed_ms(start, end)? / 1000.0));
+        }
+        on_device.sort_unstable();
+        let launched = median(SCANS, || {
+            // SAFETY: as above.
+            unsafe { launch.on_stream(backend, stream) }?;
+            backend.synchronize_stream(stream)
+        })?;
+        let mut changed = [1; 4];
+        backend.copy_d2h(counter, &mut changed)?;
+        ensure!(changed == [0; 4], "the bare kernel found what is not there");
+        for arena in [table, found, counter] {
+            backend.free_arena(arena)?;
+        }
+        backend.destroy_event(start)?;
+        backend.destroy_event(end)?;
+        Ok(BareKernel { launched, on_device: on_device[SCANS / 2] })
+    }
+}
+
+impl Drop for Bands {
+    fn drop(&mut self) {
+        for ptr in self.held.drain(..) {
+            if let Err(error) = self.backend.free(ptr) {
+                println!("{ptr} could not be freed: {error:#}");
+                return;
+            }
+        }
+    }
+}

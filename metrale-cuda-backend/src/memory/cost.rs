@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the driver takes beside allocations, measured where it takes it: around module loads, streams, graphs.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use anyhow::Result;
+use parking_lot::Mutex;
+
+use crate::backend::MetraleCudaBackend;
+
+/// What makes the driver take memory of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cost {
+    /// Loading modules: their code and globals.
+    Modules,
+    /// Making streams.
+    Streams,
+    /// Instantiating graphs.
+    Graphs,
+}
+
+/// The sum of what each took, and how often it was measured.
+#[derive(Debug, Default)]
+pub(crate) struct Costs {
+    terms: [Measured; 3],
+    /// Bytes used when the context was there and nothing of this backend.
+    baseline: AtomicU64,
+    /// Held over a measurement, so that none measures the other's.
+    turn: Mutex<()>,
+}
+
+/// One kind's sum.
+#[derive(Debug, Default)]
+pub(crate) struct Measured {
+    bytes: AtomicI64,
+    times: AtomicU64,
+}
+
+impl Measured {
+    pub(crate) fn bytes(&self) -> i64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn times(&self) -> u64 {
+        self.times.load(Ordering::Relaxed)
+    }
+}
+
+impl Costs {
+    pub(crate) fn of(&self, cost: Cost) -> &Measured {
+        &self.terms[cost as usize]
+    }
+
+    /// Adds what was measured elsewhere.
+    pub(crate) fn note(&self, cost: Cost, bytes: i64) {
+        let term = self.of(cost);
+        term.bytes.fetch_add(bytes, Ordering::Relaxed);
+        term.times.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_baseline(&self, used_bytes: u64) {
+        self.baseline.store(used_bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn baseline(&self) -> u64 {
+        self.baseline.load(Ordering::Relaxed)
+    }
+}
+
+impl MetraleCudaBackend {
+    /// Does something that may make the driver take memory, and notes how much it took: the change of its used bytes less
+    /// that of the ledger's pages. Where the driver does not say, nothing is noted and the remainder of the account shows
+    /// it. What other processes take meanwhile is counted too. Costs two questions of some 7 µs; they are allowed in a
+    /// capture.
+    pub(crate) fn measure<T>(&self, cost: Cost, act: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _turn = self.costs().turn.lock();
+        let before = self.unledgered_bytes();
+        let answer = act()?;
+        if let (Some(before), Some(after)) = (before, self.unledgered_bytes()) {
+            self.costs().note(cost, after - before);
+        }
+        Ok(answer)
+    }
+
+    /// The driver's used bytes less the pages that the ledger knows.
+    fn unledgered_bytes(&self) -> Option<i64> {
+        let used = self.ask_memory_info().ok()?.used_bytes();
+        let ledger = self.book().ledger();
+        let pages = ledger.resident_bytes().saturating_add(ledger.arena_resident_bytes());
+        Some(used as i64 - pages as i64)
+    }
+}

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Red zones at the two ends of an allocation's life: bands laid before it is handed out, checked before it goes back.
+//!
+//! ```text
+//! alloc:  driver gives base -> ledger: the caller's bytes, then the bands as padding -> bands filled -> in the table
+//! free:   ledger forgets -> out of the table -> bands checked -> quarantine, filled ─ later, checked again ─┐
+//!                                                  `- without quarantine -> driver frees <──────────────────┘
+//! ```
+
+use std::panic::Location;
+
+use anyhow::{Error, Result};
+use metrale_driver_sys::{CU_STREAM_CAPTURE_STATUS_NONE, DriverError, stream_capture_status};
+use metrale_ledger::{AllocKind, Whois};
+
+use super::pattern::{BandChange, Pattern};
+use super::zones::{Padded, Plan};
+use super::{Side, Violation};
+use crate::backend::MetraleCudaBackend;
+use crate::call::{Doing, ask};
+use crate::error::{BadArgument, LedgerConflict};
+use crate::gpu::DevicePtr;
+
+/// Bytes copied at a time, to lay a pattern or to read a band; a multiple of 256, after which a pattern repeats.
+const PIECE_BYTES: usize = 1 << 20;
+
+impl MetraleCudaBackend {
+    /// Lays the bands of an allocation that the driver has just given and the ledger has taken in. On an error nothing of
+    /// them is left, and the memory still is the caller's to give back.
+    pub(crate) fn lay_bands(&self, base: u64, plan: Plan, site: &'static Location<'static>) -> Result<()> {
+        let user = base.saturating_add(plan.layout.front_bytes as u64);
+        let scope = match self.book().whois(user) {
+            Whois::Live { allocation, .. } => allocation.record.scope,
+            _ => None,
+        };
+        let (padded, bands) = {
+            let state = self.zones().lock();
+            let padded = self.zones().padded(&state, base, plan, site, scope);
+            let bands = self.zones().laid(&state, &padded);
+            (padded, bands)
+        };
+        self.record_padding(&padded)?;
+        let laid = bands
+            .iter()
+            .try_for_each(|&(_, address, bytes, pattern)| self.fill_band(address, bytes, pattern))
+            .and_then(|()| self.legacy_stream_done("filling red zones"))
+            .and_then(|()| Ok(self.zones().insert(&mut self.zones().lock(), padded.clone())?));
+        if laid.is_err() {
+            self.forget_padding(&padded);
+        }
+        laid
+    }
+
+    /// Takes the bands of a live allocation out, for its free. `None` for one that has none.
+    pub(crate) fn take_bands(&self, address: u64) -> Option<Padded> {
+        if !self.zones().is_on() {
+            return None;
+        }
+        let padded = self.zones().lock().take_live(address)?;
+        self.forget_padding(&padded);
+        Some(padded)
+    }
+
+    /// Checks the bands of an allocation that was taken out, and reports what changed.
+    pub(crate) fn check_bands(&self, padded: &Padded) {
+        if let Err(error) = self.try_check_bands(padded) {
+            tracing::error!(
+                "the red zones of {:#x} from {} could not be checked before its free: {error:#}",
+                padded.address(),
+                padded.site
+            );
+        }
+    }
+
+    fn try_check_bands(&self, padded: &Padded) -> Result<()> {
+        // A kernel under way may still write; the driver's own free would wait for it too.
+        self.wait_for_known_work()?;
+        let mut violations: Vec<Violation> = Vec::new();
+        let bands = {
+            let state = self.zones().lock();
+            self.zones().laid(&state, padded)
+        };
+        for (side, address, bytes, pattern) in bands {
+            if let Some(change) = self.read_band(address, bytes, pattern)? {
+                violations.push(self.zones().lock().violation(padded, side, change));
+            }
+        }
+        if !violations.is_empty() {
+            self.zones().lock().report(&violations);
+        }
+        Ok(())
+    }
+
+    /// Frees an allocation that had bands: into quarantine where there is one, and otherwise to the driver.
+    pub(crate) fn give_padded(&self, padded: &Padded) -> Result<(), DriverError> {
+        self.check_bands(padded);
+        if self.zones().quarantines() && self.quarantine(padded) {
+            return Ok(());
+        }
+        self.give_to_driver(padded.base)
+    }
+
+    /// Puts back what a refused free had taken out.
+    pub(crate) fn put_bands_back(&self, padded: Padded) {
+        let restored = self.record_padding(&padded).and_then(|()| {
+            let mut state = self.zones().lock();
+            Ok(self.zones().insert(&mut state, padded)?)
+        });
+        if let Err(error) = restored {
+            tracing::error!("an allocation lost its red zones: {error:#}");
+        }
+    }
+
+    /// Keeps freed memory, filled. `false` where that cannot be: then it goes to the driver.
+    fn quarantine(&self, padded: &Padded) -> bool {
+        let mut kept = padded.clone();
+        kept.freed = true;
+        let leaving = {
+            let mut state = self.zones().lock();
+            if kept.layout.total_bytes() as u64 > self.config().redzone.quarantine_bytes {
+                return false;
+            }
+            state.reborn(&mut kept);
+            // Under the lock: nothing looks at it before it is filled.
+            let bands = self.zones().laid(&state, &kept);
+            let filled = bands
+                .iter()
+                .try_for_each(|&(_, address, bytes, pattern)| self.fill_band(address, bytes, pattern))
+                .and_then(|()| self.legacy_stream_done("filling freed memory"));
+            let kept_padding = filled.and_then(|()| self.record_padding(&kept));
+            if let Err(error) = kept_padding {
+                tracing::warn!("{:#x} goes back without quarantine: {error:#}", kept.address());
+                return false;
+            }
+            if let Err(error) = self.zones().insert(&mut state, kept.clone()) {
+                self.forget_padding(&kept);
+                tracing::warn!("{:#x} goes back without quarantine: {error}", kept.address());
+                return false;
+            }
+            state.quarantine(&kept)
+        };
+        self.expel(leaving);
+        true
+    }
+
+    /// Checks and frees what leaves the quarantine.
+    fn expel(&self, leaving: Vec<u64>) {
+        for address in leaving {
+            let Some(padded) = self.zones().lock().take(address) else { continue };
+            self.forget_padding(&padded);
+            self.check_bands(&padded);
+            if let Err(error) = self.give_to_driver(padded.base) {
+                tracing::error!("freed memory at {address:#x} could not leave the quarantine: {error}");
+                // It still takes its pages. Nothing else is there, so this cannot fail.
+                let _ = self.record_padding(&padded);
+            }
+        }
+    }
+
+    /// Gives the oldest freed memory in quarantine back to the driver, which has no more. Whether there was any.
+    pub(crate) fn relieve_quarantine(&self) -> bool {
+        if !self.zones().quarantines() {
+            return false;
+        }
+        let leaving = self.zones().lock().release(1);
+        let some = !leaving.is_empty();
+        self.expel(leaving);
+        some
+    }
+
+    /// The end: the quarantine goes back, and what the scans used. The context is current.
+    pub(crate) fn close_zones(&self) {
+        if !self.zones().is_on() {
+            return;
+        }
+        let leaving = self.zones().lock().release(u64::MAX);
+        self.expel(leaving);
+        self.zones().lock().scanner.reset(self);
+    }
+
+    /// Refuses a copy or fill whose end begins in a red zone, or in freed memory in quarantine.
+    pub(crate) fn refuse_redzone(
+        &self,
+        operation: &str,
+        what: &str,
+        ptr: DevicePtr,
+    ) -> Result<(), BadArgument> {
+        if !self.zones().is_on() {
+            return Ok(());
+        }
+        let state = self.zones().lock();
+        let Some((padded, side)) = state.owner_at(ptr.0) else { return Ok(()) };
+        let (address, bytes, site) = (padded.address(), padded.layout.requested_bytes, padded.site);
+        let lies = match side {
+            Side::Front => "in the red zone in front of",
+            Side::Back => "in the red zone behind",
+            Side::Freed => "in memory that was freed and is in quarantine:",
+        };
+        Err(BadArgument::new(format!(
+            "{operation}: the {what} {ptr} lies {lies} {address:#x} ({bytes} bytes, allocated at {site})"
+        )))
+    }
+
+    /// Waits for the work queued so far on every stream this backend knows: the legacy one, its own, those it made or
+    /// adopted. One that captures has run nothing and is left alone, for a wait would end the capture.
+    pub(crate) fn wait_for_known_work(&self) -> Result<()> {
+        const DOING: &str = "waiting for a stream before red zones are looked at";
+        self.legacy_stream_done("looking at red zones")?;
+        for stream in self.streams().live().into_iter().chain([self.stream()]) {
+            // One that another thread destroys meanwhile is left to its end: the driver lets its work finish, and a free
+            // waits for that.
+            let Ok(_held) = self.hold_stream(stream, DOING) else { continue };
+            // SAFETY: the stream is held.
+            let status = unsafe { stream_capture_status(self.driver(), stream) };
+            if status == Ok(CU_STREAM_CAPTURE_STATUS_NONE) {
+                // SAFETY: takes a handle, which is held.
+                unsafe { ask!(self.driver(), cuStreamSynchronize(stream)) }.doing(|| DOING.to_owned())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a pattern; the legacy stream has passed it some time later.
+    pub(crate) fn fill_band(&self, address: u64, bytes: usize, pattern: Pattern) -> Result<()> {
+        const DOING: &str = "filling a red zone";
+        if let Some(byte) = pattern.single_byte() {
+            // SAFETY: no host memory is passed; the range is part of an allocation of this backend.
+            return unsafe { ask!(self.driver(), cuMemsetD8_v2(address, byte, bytes)) }
+                .doing(|| DOING.to_owned());
+        }
+        let mut piece = vec![0; bytes.min(PIECE_BYTES)];
+        pattern.fill(&mut piece);
+        for offset in (0..bytes).step_by(PIECE_BYTES) {
+            let length = (bytes - offset).min(PIECE_BYTES);
+            let to = address.saturating_add(offset as u64);
+            // SAFETY: the source has at least that many bytes, and is consumed before the call returns.
+            unsafe { ask!(self.driver(), cuMemcpyHtoD_v2(to, piece.as_ptr().cast(), length)) }
+                .doing(|| DOING.to_owned())?;
+        }
+        Ok(())
+    }
+
+    /// Reads a band and says what changed in it.
+    pub(crate) fn read_band(
+        &self,
+        address: u64,
+        bytes: usize,
+        pattern: Pattern,
+    ) -> Result<Option<BandChange>> {
+        let mut piece = vec![0; bytes.min(PIECE_BYTES)];
+        let mut seen: Option<BandChange> = None;
+        for offset in (0..bytes).step_by(PIECE_BYTES) {
+            let length = (bytes - offset).min(PIECE_BYTES);
+            let from = address.saturating_add(offset as u64);
+            // SAFETY: the destination has at least that many bytes, filled before the call returns.
+            unsafe { ask!(self.driver(), cuMemcpyDtoH_v2(piece.as_mut_ptr().cast(), from, length)) }
+                .doing(|| "reading a red zone".to_owned())?;
+            // A piece is a multiple of 256, so that the pattern begins anew in each.
+            if let Some(change) = pattern.changed(&piece[..length]) {
+                let change = change.shifted(offset);
+                seen = Some(seen.map_or(change, |before| before.joined(change)));
+            }
+        }
+        Ok(seen)
+    }
+
+    fn record_padding(&self, padded: &Padded) -> Result<()> {
+        for (address, bytes) in padded.padding() {
+            if let Err(misuse) = self.book().record(address, bytes, AllocKind::Padding, padded.site) {
+                self.forget_padding(padded);
+                let reason = misuse.to_string();
+                return Err(Error::new(LedgerConflict {
+                    addr: address,
+                    bytes,
+                    reason,
+                    not_given_back: None,
+                }));
+            }
+        }
+        Ok(())
+    }
+
+    fn forget_padding(&self, padded: &Padded) {
+        for (address, _) in padded.padding() {
+            // Not there only where recording it had failed.
+            let _ = self.book().forget(address, AllocKind::Padding);
+        }
+    }
+
+    /// Frees what a sweep took off the ledger, with its bands where it has some.
+    pub(crate) fn give_swept(&self, address: u64) -> Result<(), DriverError> {
+        match self.take_bands(address) {
+            Some(padded) => {
+                self.check_bands(&padded);
+                self.give_to_driver(padded.base)
+            }
+            None => self.give_to_driver(address),
+        }
+    }
+}

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Free memory with its provenance, the account that closes, the watchdog.
+
+mod common;
+
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use common::{KERNELS, KIB, MIB, backend, logged, sim};
+use metrale_cuda_backend::memory::{FreeSource, HostFigureKind, LowMemory, Quality, WatchdogError};
+use metrale_cuda_backend::{
+    AllocKind, BackendConfig, CallFailed, DriverApi, DriverFn, GpuBackend, MetraleCudaBackend, Remedy, remedy,
+};
+use metrale_driver_sim::{FaultDriver, Profile, SimDriver, on_both_drivers};
+
+/// A text in a file that goes with the guard.
+struct MemInfoFile(PathBuf);
+
+impl MemInfoFile {
+    fn new(name: &str, text: &[u8]) -> Self {
+        let path = std::env::temp_dir().join(format!("metrale-meminfo-{name}-{}", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        Self(path)
+    }
+
+    fn config(&self) -> BackendConfig {
+        let mut config = BackendConfig::default();
+        config.meminfo_path = Some(self.0.clone());
+        config
+    }
+}
+
+impl Drop for MemInfoFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn with(driver: Arc<dyn DriverApi>, config: BackendConfig) -> MetraleCudaBackend {
+    MetraleCudaBackend::builder().driver(driver).config(config).build().unwrap()
+}
+
+on_both_drivers! {
+    the_figures_agree(driver) {
+        let backend = backend(driver);
+        let info = backend.memory_info().unwrap();
+        assert_eq!(backend.device_free_memory().unwrap(), info.free_bytes);
+        assert_eq!(backend.total_memory(), backend.facts().total_bytes);
+        let free = backend.effective_free().unwrap();
+        assert_eq!(free.situation.total_bytes, Some(backend.total_memory()));
+        if !backend.facts().integrated {
+            assert_eq!((free.bytes, free.source), (info.free_bytes, FreeSource::Driver));
+            assert_eq!(backend.free_memory().unwrap(), info.free_bytes);
+        }
+        // Between two questions the ledger's own change is what moves the figure, and it is the driver's.
+        let polled = backend.poll_free_memory().unwrap();
+        let ptr = backend.alloc(9 * MIB).unwrap();
+        let corrected = backend.poll_free_memory().unwrap();
+        assert_eq!(corrected.free_bytes, polled.free_bytes - 10 * MIB as u64);
+        assert_eq!(corrected.free_bytes, backend.device_free_memory().unwrap());
+        backend.free(ptr).unwrap();
+    }
+
+    the_account_closes_over_modules_streams_and_allocations(driver) {
+        let modules: [(&'static str, &'static [u8]); 3] = [("a", KERNELS), ("b", KERNELS), ("c", KERNELS)];
+        let backend = MetraleCudaBackend::builder()
+            .driver(driver)
+            .modules(&modules)
+            .config(BackendConfig::default())
+            .build()
+            .unwrap();
+        assert_eq!(backend.account().unwrap().remainder_bytes(), 0);
+        let streams: Vec<_> = (0..7).map(|_| backend.create_stream().unwrap()).collect();
+        let held: Vec<_> = (1..60).map(|n| backend.alloc(n * 77 * KIB).unwrap()).collect();
+        let arena = backend.alloc_arena(5 * MIB).unwrap();
+        let account = backend.account().unwrap();
+        assert_eq!(account.remainder_bytes(), 0, "{account}");
+        let term = |name: &str| account.term(name).unwrap_or_else(|| panic!("no {name}: {account}"));
+        let asked: i64 = (1..60).map(|n| n * 77 * KIB as i64).sum();
+        assert_eq!((term("ledger").bytes, term("ledger").quality), (asked, Quality::Measured));
+        assert_eq!(term("slack").bytes, backend.resident_bytes() as i64 - asked);
+        assert_eq!((term("arenas").bytes, term("arenas").quality), (6 * MIB as i64, Quality::Modelled));
+        assert!(term("modules").note.as_deref().unwrap().contains("3 modules"));
+        assert!(term("streams").note.as_deref().unwrap().contains("7 alive"));
+        assert!(term("context baseline").bytes > 0);
+        for name in ["graphs", "red-zone pads", "quarantine", "other processes"] {
+            assert_eq!(term(name).bytes, 0, "{name}");
+        }
+        assert_eq!(account.driver_used_bytes(), backend.memory_info().unwrap().used_bytes());
+
+        for stream in streams {
+            backend.destroy_stream(stream).unwrap();
+        }
+        held.into_iter().for_each(|ptr| backend.free(ptr).unwrap());
+        backend.free_arena(arena).unwrap();
+        let account = backend.account().unwrap();
+        assert_eq!(account.remainder_bytes(), 0, "{account}");
+        assert_eq!((account.term("ledger").unwrap().bytes, account.term("arenas").unwrap().bytes), (0, 0));
+    }
+}
+
+/// What another takes shows in the remainder, with its sign.
+#[test]
+fn what_nobody_named_is_the_remainder() {
+    let driver: Arc<dyn DriverApi> = sim();
+    let backend = backend(driver.clone());
+    let mut foreign = 0;
+    // SAFETY: the result pointer is a local.
+    assert_eq!(unsafe { driver.cuMemAlloc_v2(&mut foreign, 3 * MIB) }, 0);
+    assert_eq!(backend.account().unwrap().remainder_bytes(), 4 * MIB as i64);
+    // SAFETY: the address is the one just given.
+    assert_eq!(unsafe { driver.cuMemFree_v2(foreign) }, 0);
+    assert_eq!(backend.account().unwrap().remainder_bytes(), 0);
+    let managed = backend.alloc_managed(MIB).unwrap();
+    let account = backend.account().unwrap();
+    assert_eq!(account.term("managed").map(|term| term.quality), Some(Quality::Unknown), "{account}");
+    backend.free(managed).unwrap();
+}
+
+/// The recorded texts, each as the machine's own.
+#[test]
+fn effective_free_on_an_integrated_gpu_follows_the_hosts_text() {
+    let text = |available_kb: u64| {
+        format!("MemTotal: 127601452 kB\nMemFree: 2506096 kB\nMemAvailable: {available_kb} kB\n").into_bytes()
+    };
+    let file = MemInfoFile::new("follows", &text(100_000_000));
+    let backend = with(Arc::new(SimDriver::new(Profile::gb10())), file.config());
+    let total = backend.total_memory();
+    // Far below what the host has available.
+    let rest = backend.device_free_memory().unwrap() - (20 << 30);
+    let big = backend.alloc(rest as usize).unwrap();
+    let driver_free = backend.device_free_memory().unwrap();
+    assert!(driver_free <= 20 << 30);
+
+    let free = backend.effective_free().unwrap();
+    assert_eq!(free.bytes, (100_000_000_u64 << 10).min(total));
+    assert_eq!(free.source, FreeSource::Host(HostFigureKind::Available));
+    assert_eq!(free.situation.driver_free_bytes.map(|aged| aged.figure), Some(driver_free));
+    assert_eq!(backend.free_memory().unwrap(), free.bytes);
+    assert_eq!(
+        backend.device_free_memory().unwrap(),
+        driver_free,
+        "the driver's own figure stays what it is"
+    );
+
+    std::fs::write(&file.0, text(80_000_000)).unwrap();
+    assert_eq!(backend.free_memory().unwrap(), 80_000_000 << 10);
+    std::fs::write(&file.0, text(1_000_000)).unwrap();
+    let free = backend.effective_free().unwrap();
+    assert_eq!((free.bytes, free.source), (driver_free, FreeSource::Driver), "the larger of the two");
+    std::fs::write(&file.0, text(999_999_999)).unwrap();
+    assert!(backend.effective_free().unwrap().bytes <= total);
+    std::fs::write(&file.0, b"MemTotal: -5 kB\n").unwrap();
+    assert_eq!(
+        backend.free_memory().unwrap(),
+        driver_free,
+        "a text that cannot be trusted counts for nothing"
+    );
+    backend.free(big).unwrap();
+
+    // A discrete GPU does not look at it.
+    let discrete = with(sim(), file.config());
+    assert_eq!(discrete.effective_free().unwrap().situation.host, None);
+}
+
+#[test]
+fn a_driver_that_does_not_answer_leaves_the_host() {
+    let file = MemInfoFile::new("silent", b"MemTotal: 127601452 kB\nMemAvailable: 7000000 kB\n");
+    let faulty = Arc::new(FaultDriver::new(Arc::new(SimDriver::new(Profile::gb10()))));
+    let backend = with(faulty.clone(), file.config());
+    backend.poll_free_memory().unwrap();
+    faulty.fail_every(DriverFn::cuMemGetInfo_v2, 999);
+    assert_eq!(backend.free_memory().unwrap(), 7_000_000 << 10);
+    assert!(backend.device_free_memory().unwrap_err().is::<CallFailed>());
+    assert!(backend.poll_free_memory().is_ok(), "the last figure serves on");
+    assert!(backend.account().is_err());
+    // What cannot be measured is noted nowhere, and nothing fails for it.
+    let stream = backend.create_stream().unwrap();
+    backend.destroy_stream(stream).unwrap();
+
+    let faulty = Arc::new(FaultDriver::new(sim()));
+    let discrete = with(faulty.clone(), BackendConfig::default());
+    faulty.fail_every(DriverFn::cuMemGetInfo_v2, 999);
+    let error = discrete.free_memory().unwrap_err();
+    assert_eq!(error.downcast_ref::<CallFailed>().map(|failed| failed.driver.status), Some(999));
+    assert!(discrete.poll_free_memory().is_err());
+}
+
+/// The process has one watchdog, so the tests of it are one.
+#[test]
+fn the_watchdog_fires_once_on_three_low_readings_and_a_good_one_resets() {
+    let driver = Arc::new(SimDriver::new(Profile::h200().with_total_bytes(4 << 30)));
+    let faulty = Arc::new(FaultDriver::new(driver));
+    let backend = backend(faulty.clone());
+    let refused = |error: anyhow::Error| error.downcast_ref::<WatchdogError>().cloned().expect("typed");
+    let every = Duration::from_millis(5);
+    assert_eq!(refused(backend.spawn_oom_watchdog(0, every).unwrap_err()), WatchdogError::ZeroThreshold);
+    let error = backend.spawn_oom_watchdog(1 << 20, every).unwrap_err();
+    assert_eq!(remedy(&error), Some(Remedy::FixCall));
+    assert!(matches!(refused(error), WatchdogError::ThresholdAboveTotal { .. }));
+
+    let (sender, fired) = mpsc::channel::<LowMemory>();
+    let handler = Box::new(move |low: &LowMemory| sender.send(low.clone()).unwrap());
+    let watchdog = backend.spawn_oom_watchdog_with(512, every, handler).unwrap();
+    assert_eq!(refused(backend.spawn_oom_watchdog(512, every).unwrap_err()), WatchdogError::AlreadyRunning);
+
+    // Each low spell is ended by a good reading before its third.
+    let read = |more: u64| {
+        let wanted = faulty.calls(DriverFn::cuMemGetInfo_v2) + more;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while faulty.calls(DriverFn::cuMemGetInfo_v2) < wanted {
+            assert!(Instant::now() < deadline, "the watchdog does not read");
+            std::thread::yield_now();
+        }
+    };
+    read(3);
+    assert!(fired.try_recv().is_err(), "there is enough");
+    // Unanswered readings change nothing.
+    faulty.fail_every(DriverFn::cuMemGetInfo_v2, 999);
+    read(4);
+    faulty.clear();
+    assert!(fired.try_recv().is_err());
+
+    let _scope = backend.scope("kv-cache");
+    let free = backend.device_free_memory().unwrap() as usize;
+    let hog = backend.alloc(free - 100 * MIB).unwrap();
+    let low = fired.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert!(low.free_bytes < 512 << 20 && low.threshold_bytes == 512 << 20);
+    assert!(low.report.contains("kv-cache") && low.report.contains("memory.rs"), "{low}");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !watchdog.is_finished() {
+        assert!(Instant::now() < deadline, "it goes on after it fired");
+        std::thread::yield_now();
+    }
+    assert!(fired.try_recv().is_err(), "called once");
+    watchdog.stop();
+
+    // One that watches a device whose last user is gone reads nothing, and keeps nothing alive.
+    let watchdog = backend.spawn_oom_watchdog(1, every).unwrap();
+    backend.free(hog).unwrap();
+    drop(_scope);
+    drop(backend);
+    watchdog.stop();
+}
+
+#[test]
+fn the_trait_object_has_all_of_it() {
+    let backend = backend(sim());
+    let face: &dyn GpuBackend = &backend;
+    assert_eq!(face.free_memory().unwrap(), face.device_free_memory().unwrap());
+    assert_eq!(face.total_memory(), backend.facts().total_bytes);
+    assert_eq!(face.effective_free().unwrap().bytes, face.poll_free_memory().unwrap().free_bytes);
+    assert_eq!(face.account().unwrap().remainder_bytes(), 0);
+    let (pinned, log) = logged(|| face.alloc_pinned(64).unwrap());
+    assert_eq!((face.ledger_probe().allocations_of(AllocKind::Pinned).len(), log), (1, vec![]));
+    face.free_pinned(pinned).unwrap();
+}
