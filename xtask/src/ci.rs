@@ -2,6 +2,7 @@
 //! `cargo xtask ci`: the one list of checks, the same on a laptop as anywhere else.
 
 use std::collections::BTreeSet;
+use std::env;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -40,7 +41,7 @@ struct Job {
 
 /// In this order what one job builds serves the next. `scale` is the first to build: it changes a variable that a build
 /// script reads, so anywhere else what stands before it would be built twice.
-const JOBS: [Job; 15] = [
+const JOBS: [Job; 16] = [
     Job { name: "fmt", what: "sources are formatted", run: fmt },
     Job { name: "tidy", what: "headers, words, directions, reasons", run: |_| passed(tidy::run()) },
     Job { name: "direction", what: "cargo tree of the pure crates shows no driver", run: direction },
@@ -58,6 +59,7 @@ const JOBS: [Job; 15] = [
     Job { name: "package", what: "each crate builds from what would be published", run: package },
     Job { name: "load", what: "the README's first command", run: |_| passed(readme::run_with_its_sample()) },
     Job { name: "bare", what: "tests of the backend without the ledger", run: bare },
+    Job { name: "loom", what: "small models of the ledger's threads, in every interleaving", run: loom },
     Job { name: "nextest", what: "every test in a process of its own", run: nextest },
     Job { name: "test", what: "the README's second command: all tests", run: |_| passed(readme::run(1)) },
 ];
@@ -187,6 +189,17 @@ fn has_clippy() -> bool {
 fn bare(_: &Metadata) -> Result<Outcome> {
     let test = ["test", "-p", "metrale-cuda-backend", "--no-default-features", "--test", "without_ledger"];
     passed(run_command(&mut cargo(test)))
+}
+
+/// In a target folder of its own: all is built with another flag, which would have the jobs around it build anew.
+fn loom(metadata: &Metadata) -> Result<Outcome> {
+    let flags = env::var("RUSTFLAGS").unwrap_or_default();
+    let test = ["test", "-p", "metrale-ledger", "--lib", "--release", "models"];
+    passed(run_command(
+        cargo(test)
+            .env("RUSTFLAGS", format!("{flags} --cfg loom").trim_start())
+            .env("CARGO_TARGET_DIR", metadata.target_directory.join("loom")),
+    ))
 }
 
 fn docs(_: &Metadata) -> Result<Outcome> {

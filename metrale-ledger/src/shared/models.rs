@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Small models of threads at one ledger, in every interleaving that loom can make of them.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p metrale-ledger --lib --release`
+//! `cargo xtask ci --job loom`
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -149,6 +149,29 @@ fn a_read_while_lanes_open() {
         assert!([100, 0, 10, 17].contains(&seen), "{seen}");
         thread.join().unwrap();
         assert_eq!(ledger.read(Total::LiveBytes), 17);
+    });
+}
+
+/// Padding takes the whole, from under a thread that works in a shard.
+#[test]
+fn padding_comes_while_others_record() {
+    model(4, || {
+        let ledger = Arc::new(Shared::new(1));
+        ledger.deal_out_now();
+        let other = Arc::clone(&ledger);
+        let thread = thread::spawn(move || {
+            record(&other, PAGE, 100);
+            forget(&other, PAGE);
+        });
+        let at = Location::caller();
+        assert!(ledger.record(PAGE + 512, 50, at, AllocKind::Padding, None).misuse.is_none());
+        let slack = ledger.read(Total::SlackBytes) as u64;
+        assert!([150, 50].contains(&(PAGE - slack)), "{slack}");
+        thread.join().unwrap();
+        assert_eq!((ledger.read(Total::LiveBytes), ledger.read(Total::PaddingBytes)), (0, 50));
+        assert_eq!(ledger.read(Total::ResidentBytes) as u64, PAGE);
+        assert!(ledger.forget(PAGE + 512, Class::Padding, at).is_ok());
+        assert_eq!((ledger.read(Total::PeakBytes), ledger.read(Total::ResidentBytes)), (100, 0));
     });
 }
 
