@@ -141,14 +141,14 @@ impl MetraleCudaBackend {
         let Some(reason) = self.context_fault() else { return false };
         let ledger = self.book().ledger();
         let left = ledger.live_count() + ledger.arena_count() + ledger.pinned_count();
-        let padding = match ledger.padding_bytes() {
-            0 => String::new(),
-            bytes => format!(" and {} of red zones and quarantine", ByteSize::of(bytes)),
-        };
-        if left > 0 || !padding.is_empty() {
+        let padding = ledger.padding_bytes();
+        let allocations = (left > 0).then(|| format!("{left} allocations"));
+        let padding = (padding > 0).then(|| format!("{} of red zones and quarantine", ByteSize::of(padding)));
+        let what: Vec<String> = allocations.into_iter().chain(padding).collect();
+        if !what.is_empty() {
             tracing::warn!(
-                "{left} allocations{padding} of a dropped backend cannot be freed, for {reason}; their memory comes back \
-                 when the process ends"
+                "{} of a dropped backend cannot be freed, for {reason}; their memory comes back when the process ends",
+                what.join(" and ")
             );
         }
         true

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use common::{KERNELS, KIB, MIB, logged, sim_with_kernels};
 use metrale_cuda_backend::redzone::{BandChange, Fill, POISON, RedzoneConfig, ScanBy, Side, Violation};
 use metrale_cuda_backend::{
-    BackendConfig, BadArgument, CallFailed, ContextLost, DevicePtr, DriverApi, DriverFn, GpuBackend,
-    KernelLaunch, MetraleCudaBackend, OutOfMemory, Remedy, remedy,
+    AllocKind, BackendConfig, BadArgument, CallFailed, ContextLost, DevicePtr, DriverApi, DriverFn,
+    GpuBackend, KernelLaunch, MetraleCudaBackend, OutOfMemory, Remedy, remedy,
 };
 use metrale_driver_sim::{FaultDriver, Profile, SimDriver, on_both_drivers};
 
@@ -394,7 +394,9 @@ on_both_drivers! {
         assert_eq!(backend.redzone_status().scans, 1, "it counts as no scan");
         logged(|| backend.free(ptr).unwrap_err());
         assert_eq!(backend.live_bytes(), 100, "the refused free put it back");
-        logged(|| drop(backend));
+        let (_, log) = logged(|| drop(backend));
+        let left = |line: &&String| line.contains("1 allocations and 64 B of red zones and quarantine");
+        assert_eq!(log.iter().filter(left).count(), 1, "{log:#?}");
     }
 
     threads_allocate_and_free_while_another_scans(driver) {
@@ -540,6 +542,34 @@ fn nothing_leaks_whichever_call_fails() {
         }
         assert!(nth > 1, "{function} was never called");
     }
+}
+
+#[test]
+fn a_scan_whose_launch_meets_a_fault_latches_it() {
+    let faulty = Arc::new(FaultDriver::new(Arc::new(sim_with_redzones())));
+    let driver: Arc<dyn DriverApi> = faulty.clone();
+    let backend = guarded(&driver, config(64, |redzone| redzone.scan_by = ScanBy::Kernel));
+    let _ptr = backend.alloc(100).unwrap();
+    faulty.fail_nth(DriverFn::cuLaunchKernel, 1, 700);
+    let (error, _) = logged(|| backend.scan_redzones().unwrap_err());
+    assert_eq!(remedy(&error), Some(Remedy::Relaunch), "{error:#}");
+    let reason = backend.context_fault().expect("the fault is kept").to_string();
+    assert!(reason.contains("700") && reason.contains("scan of red zones"), "{reason}");
+    logged(|| drop(backend));
+}
+
+#[test]
+fn the_table_of_a_scan_is_nobodys_to_write() {
+    let driver: Arc<dyn DriverApi> = Arc::new(sim_with_redzones());
+    let backend = guarded(&driver, config(64, |redzone| redzone.scan_by = ScanBy::Kernel));
+    let ptr = backend.alloc(100).unwrap();
+    assert_eq!(backend.scan_redzones().unwrap(), 0);
+    let padding = backend.ledger_probe().allocations_of(AllocKind::Padding);
+    let (table, _) = padding.into_iter().max_by_key(|(_, record)| record.bytes).unwrap();
+    let error = backend.copy_h2d(&[1; 4], DevicePtr(table)).unwrap_err();
+    assert!(error.is::<BadArgument>() && error.to_string().contains("keeps for its red zones"), "{error}");
+    assert_eq!(backend.scan_redzones().unwrap(), 0);
+    backend.free(ptr).unwrap();
 }
 
 #[test]

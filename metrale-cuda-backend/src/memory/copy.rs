@@ -15,6 +15,7 @@ use metrale_telemetry::{Counter, Launch, LaunchArg, LaunchKind, run_metrics};
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask, failed};
+use crate::error::BadArgument;
 use crate::gpu::DevicePtr;
 use crate::memory::not_device::{FoundMemory, NotDeviceMemory};
 use crate::stream::LEGACY_STREAM;
@@ -276,7 +277,13 @@ impl MetraleCudaBackend {
             }
             // Bands, and what is kept after its free, are live at the driver and nobody's to touch.
             Whois::Live { allocation, .. } if allocation.record.kind == AllocKind::Padding => {
-                Ok(self.refuse_redzone(operation, &end.to_string(), ptr)?)
+                self.refuse_redzone(operation, &end.to_string(), ptr)?;
+                let bytes = ByteSize::of(allocation.record.bytes);
+                Err(BadArgument::new(format!(
+                    "{operation}: the {end} {ptr} lies in {bytes} at {:#x} that the backend keeps for its red zones",
+                    allocation.addr
+                ))
+                .into())
             }
             Whois::Live { allocation, offset_bytes } if bytes > room(&allocation.record, offset_bytes) => {
                 Err(CopyOutOfBounds { operation, end, addr, bytes, owner: Box::new(allocation) }.into())

@@ -226,8 +226,17 @@ impl DeviceTable {
         let block = [BLOCK_THREADS, 1, 1];
         // SAFETY: the arguments are the kernels' parameters; the memory they name has room for what they are told, and
         // every band of the table is live: one is taken out before its memory goes back.
-        unsafe { self.registry.launch_on_stream(kernel, grid, block, 0, backend.stream(), params) }?;
-        Ok(())
+        let launched =
+            unsafe { self.registry.launch_on_stream(kernel, grid, block, 0, backend.stream(), params) };
+        launched.map_err(|error| {
+            if let Some(driver) = error.driver_error() {
+                // SAFETY: the stream is the host's own, which lives as long as it.
+                unsafe {
+                    backend.probe(driver, backend.stream(), || "the launch of a scan of red zones".to_owned())
+                };
+            }
+            error.into()
+        })
     }
 
     /// Copies from the device in the order of the stream, and waits.
