@@ -3,8 +3,8 @@
 //!
 //! | [`Remedy`] | causes |
 //! |---|---|
-//! | [`FreeAndRetry`](Remedy::FreeAndRetry) | [`OutOfMemory`], [`BelowFloor`] |
-//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`], [`NotDeviceMemory`], [`FreeError`], [`StalePinned`], [`ConfigError`], [`FeatureOff`], [`PreflightError`], [`TargetMismatch`], [`NTileError`], [`TooLargeForBands`], [`TableFull`], [`TensorMapError`], [`TensorMapOutOfBounds`], [`WatchdogError`], [`FreeUnknown`], [`MemInfoError`], [`AccountError`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
+//! | [`FreeAndRetry`](Remedy::FreeAndRetry) | [`OutOfMemory`] of what can fit, [`BelowFloor`] |
+//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`], [`NotDeviceMemory`], [`FreeError`], [`StalePinned`], [`ConfigError`], [`OutOfMemory`] of more than the device has, [`FeatureOff`], [`PreflightError`], [`TargetMismatch`], [`NTileError`], [`TooLargeForBands`], [`TableFull`], [`TensorMapError`], [`TensorMapOutOfBounds`], [`WatchdogError`], [`FreeUnknown`], [`MemInfoError`], [`AccountError`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
 //! | [`Relaunch`](Remedy::Relaunch) | [`ContextLost`], [`KernelFault`], and whatever carries a status the context does not survive |
 //! | [`ReportBug`](Remedy::ReportBug) | [`LedgerConflict`], statuses that no call of ours should bring |
 //!
@@ -64,7 +64,9 @@ pub fn remedy(error: &anyhow::Error) -> Option<Remedy> {
             Some(remedy_of_status(cause.error.status))
         } else if let Some(cause) = cause.downcast_ref::<DriverError>() {
             Some(remedy_of_status(cause.status))
-        } else if cause.is::<OutOfMemory>() || cause.is::<BelowFloor>() {
+        } else if let Some(cause) = cause.downcast_ref::<OutOfMemory>() {
+            Some(cause.remedy())
+        } else if cause.is::<BelowFloor>() {
             Some(Remedy::FreeAndRetry)
         } else if cause.is::<ContextLost>() || cause.is::<KernelFault>() {
             Some(Remedy::Relaunch)
