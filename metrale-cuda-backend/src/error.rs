@@ -17,6 +17,7 @@ use metrale_driver_sys::{
 use metrale_registry::{HostError, LaunchError, RegistryError};
 
 use crate::config::ConfigError;
+use crate::graph::{Capturing, GraphFault, NotCapturing, PinnedByGraph};
 use crate::launch::KernelFault;
 use crate::memory::{CopyOutOfBounds, FreeError, OutOfMemory};
 
@@ -58,7 +59,7 @@ pub fn remedy(error: &anyhow::Error) -> Option<Remedy> {
             Some(remedy_of_status(cause.status))
         } else if cause.is::<OutOfMemory>() {
             Some(Remedy::FreeAndRetry)
-        } else if cause.is::<ContextLost>() || cause.is::<KernelFault>() {
+        } else if cause.is::<ContextLost>() || cause.is::<KernelFault>() || cause.is::<GraphFault>() {
             Some(Remedy::Relaunch)
         } else if cause.is::<LedgerConflict>() {
             Some(Remedy::ReportBug)
@@ -67,6 +68,10 @@ pub fn remedy(error: &anyhow::Error) -> Option<Remedy> {
             || cause.is::<CopyOutOfBounds>()
             || cause.is::<FreeError>()
             || cause.is::<ConfigError>()
+            || cause.is::<Capturing>()
+            || cause.is::<NotCapturing>()
+            || cause.is::<PinnedByGraph>()
+            || cause.is::<NotSupported>()
         {
             Some(Remedy::FixCall)
         } else {
@@ -160,6 +165,17 @@ impl BadArgument {
     pub fn new(what: impl Into<String>) -> Self {
         Self { what: what.into() }
     }
+}
+
+/// What this build or this driver cannot do. Nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{doing}: {why}")]
+#[non_exhaustive]
+pub struct NotSupported {
+    /// What was to be done.
+    pub doing: &'static str,
+    /// What is lacking, and what to do without it.
+    pub why: String,
 }
 
 /// The driver handed out memory that the ledger cannot take in, for it overlaps what is live. The memory was given back.

@@ -5,12 +5,18 @@ use core::ffi::c_uint;
 
 use anyhow::Result;
 use metrale_driver_sys::{
-    CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY, DriverError,
+    CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_NOT_READY, DriverError,
 };
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask, failed};
 use crate::error::BadArgument;
+use crate::graph::{Reach, Uses, Wait};
+
+/// Why nobody asks about an event of a capture.
+const CAPTURED: &str = "the event was recorded in the capture, where it marks a place in the graph and never passes; record \
+                        another outside";
 
 impl MetraleCudaBackend {
     /// See [`GpuBackend::create_event`](crate::GpuBackend::create_event).
@@ -38,27 +44,41 @@ impl MetraleCudaBackend {
         some(event)?;
         // SAFETY: no memory is passed; null is refused above, the driver checks the handles.
         unsafe { ask!(self.driver(), cuEventRecord(event, stream)) }
+            .inspect(|()| self.event_recorded(event, stream))
             .doing(|| format!("recording event {event:#x} on stream {stream:#x}"))
     }
 
     /// See [`GpuBackend::wait_event`](crate::GpuBackend::wait_event).
     pub fn wait_event(&self, stream: u64, event: u64) -> Result<()> {
-        self.bound("making a stream wait for an event")?;
+        const WHAT: &str = "making a stream wait for an event";
+        self.bound(WHAT)?;
         some(event)?;
+        let wait = self.may_wait(stream, event, WHAT)?;
         // SAFETY: no memory is passed; null is refused above, the driver checks the handles.
-        unsafe { ask!(self.driver(), cuStreamWaitEvent(stream, event, 0)) }
-            .doing(|| format!("making stream {stream:#x} wait for event {event:#x}"))
+        let answer = unsafe { ask!(self.driver(), cuStreamWaitEvent(stream, event, 0)) };
+        match answer {
+            Ok(()) if wait == Wait::Captured => self.event_waited(stream, event),
+            Ok(()) => {}
+            Err(_) => self.submitted(stream, WHAT, answer, Uses::Memory(&[])),
+        }
+        answer.map_err(|error| {
+            failed(error, format!("making stream {stream:#x} wait for event {event:#x}"), stale(error))
+        })
     }
 
     /// See [`GpuBackend::query_event`](crate::GpuBackend::query_event).
     pub fn query_event(&self, event: u64) -> Result<bool> {
-        self.bound("asking whether an event has passed")?;
+        const DOING: &str = "asking whether an event has passed";
+        self.outside_capture(Reach::Event(event), DOING, CAPTURED)?;
+        self.bound(DOING)?;
         some(event)?;
         // SAFETY: no memory is passed; null is refused above, the driver checks the handle.
         match unsafe { ask!(self.driver(), cuEventQuery(event)) } {
             Err(error) if error.status == CUDA_ERROR_NOT_READY => Ok(false),
             answer => {
-                answer.doing(|| format!("asking whether event {event:#x} has passed"))?;
+                answer.map_err(|error| {
+                    failed(error, format!("asking whether event {event:#x} has passed"), stale(error))
+                })?;
                 Ok(true)
             }
         }
@@ -66,16 +86,20 @@ impl MetraleCudaBackend {
 
     /// See [`GpuBackend::synchronize_event`](crate::GpuBackend::synchronize_event).
     pub fn synchronize_event(&self, event: u64) -> Result<()> {
+        self.outside_capture(Reach::Event(event), "waiting for an event", CAPTURED)?;
         self.bound("waiting for an event")?;
         some(event)?;
         // SAFETY: no memory is passed; null is refused above, the driver checks the handle.
         unsafe { ask!(self.driver(), cuEventSynchronize(event)) }
-            .doing(|| format!("waiting for event {event:#x}"))
+            .map_err(|error| failed(error, format!("waiting for event {event:#x}"), stale(error)))
     }
 
     /// See [`GpuBackend::elapsed_ms`](crate::GpuBackend::elapsed_ms).
     pub fn elapsed_ms(&self, start: u64, end: u64) -> Result<f32> {
-        self.bound("measuring between two events")?;
+        const DOING: &str = "measuring between two events";
+        self.outside_capture(Reach::Event(start), DOING, CAPTURED)?;
+        self.outside_capture(Reach::Event(end), DOING, CAPTURED)?;
+        self.bound(DOING)?;
         some(start)?;
         some(end)?;
         let mut milliseconds = 0.0;
@@ -92,6 +116,7 @@ impl MetraleCudaBackend {
         some(event)?;
         // SAFETY: no memory is passed; null is refused above, the driver checks the handle.
         unsafe { ask!(self.driver(), cuEventDestroy_v2(event)) }
+            .inspect(|()| self.event_gone(event))
             .doing(|| format!("destroying event {event:#x}"))
     }
 }
@@ -102,6 +127,14 @@ fn some(event: u64) -> Result<()> {
         0 => Err(BadArgument::new("0 is no event: use one of create_event or create_timing_event").into()),
         _ => Ok(()),
     }
+}
+
+/// What the refusal of an event that was recorded means: a capture left it so.
+fn stale(error: DriverError) -> Option<String> {
+    (error.status == CUDA_ERROR_INVALID_VALUE).then(|| {
+        "an event last recorded in a capture marks nothing once that has ended; record it anew outside"
+            .to_owned()
+    })
 }
 
 /// What the two usual refusals of a measurement mean.

@@ -18,6 +18,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::ask;
 use crate::error::BadArgument;
 use crate::gpu::{DevicePtr, GpuBackend, KernelHandle};
+use crate::graph::Uses;
 use crate::signature::{Signature, Signatures};
 
 /// A kernel that failed while it ran, found by waiting after its launch
@@ -168,8 +169,9 @@ impl MetraleCudaBackend {
                 .shared_bytes(shared_bytes)
                 .args(std::iter::repeat_n(LaunchArg::Opaque, args))
         });
+        let uses = if args == 0 { Uses::Memory(&[]) } else { Uses::Unknown };
         // SAFETY: the caller's promise.
-        unsafe { self.launch_untraced(kernel, Shape { grid, block, shared_bytes, stream }, params) }
+        unsafe { self.launch_untraced(kernel, Shape { grid, block, shared_bytes, stream }, params, uses) }
     }
 
     /// See [`GpuBackend::launch_typed`].
@@ -177,7 +179,7 @@ impl MetraleCudaBackend {
     /// # Safety
     /// As there.
     pub unsafe fn launch_typed(&self, launch: &mut KernelLaunch, stream: u64) -> Result<()> {
-        let &mut KernelLaunch { kernel, grid, block, shared_bytes, ref mut arguments } = launch;
+        let &mut KernelLaunch { kernel, grid, block, shared_bytes, ref mut arguments, ref touched } = launch;
         let sizes = arguments.iter().map(Argument::bytes);
         self.kernels().check(kernel.0, |signature, name| signature.check(name, sizes))?;
         run_metrics::process().trace().record(|| {
@@ -187,10 +189,19 @@ impl MetraleCudaBackend {
                 .shared_bytes(shared_bytes)
                 .args(arguments.iter().map(Argument::traced))
         });
+        // Gathered only where a capture could want it.
+        let pointers: Vec<u64> = if self.captures(stream) {
+            arguments.iter().filter_map(Argument::address).chain(touched.iter().copied()).collect()
+        } else {
+            Vec::new()
+        };
+        let uses = Uses::Memory(&pointers);
         // One pointer each, into storage that the launch owns and that does not move before the call is over.
         let mut params: Vec<_> = arguments.iter_mut().map(Argument::as_param).collect();
         // SAFETY: one pointer an argument, each to a value of that argument's type; the caller promises the rest.
-        unsafe { self.launch_untraced(kernel, Shape { grid, block, shared_bytes, stream }, &mut params) }
+        unsafe {
+            self.launch_untraced(kernel, Shape { grid, block, shared_bytes, stream }, &mut params, uses)
+        }
     }
 
     /// Launches without a line in the trace.
@@ -202,12 +213,21 @@ impl MetraleCudaBackend {
         kernel: KernelHandle,
         shape: Shape,
         params: &mut [*mut c_void],
+        uses: Uses<'_>,
     ) -> Result<()> {
-        self.bound("launching a kernel")?;
+        const WHAT: &str = "launching a kernel";
         let Shape { grid, block, shared_bytes, stream } = shape;
+        self.not_beside_capture(stream, WHAT)?;
+        self.bound(WHAT)?;
         // SAFETY: the caller's promise; the registry lives as long as this backend.
-        unsafe { self.registry().launch_on_stream(kernel.0, grid, block, shared_bytes, stream, params) }
-            .map_err(launch_error)?;
+        let answer =
+            unsafe { self.registry().launch_on_stream(kernel.0, grid, block, shared_bytes, stream, params) };
+        match answer.as_ref().err().map(RegistryError::driver_error) {
+            None => self.submitted(stream, WHAT, Ok(()), uses),
+            Some(Some(error)) => self.submitted(stream, WHAT, Err(error), uses),
+            Some(None) => {}
+        }
+        answer.map_err(launch_error)?;
         self.kernels().launched(kernel.0);
         if self.config().debug_sync_kernels { self.find_fault(kernel, shape) } else { Ok(()) }
     }
@@ -216,14 +236,22 @@ impl MetraleCudaBackend {
     /// invalidate the capture. A stream that cannot say counts as capturing.
     fn find_fault(&self, kernel: KernelHandle, shape: Shape) -> Result<()> {
         let Shape { grid, block, shared_bytes, stream } = shape;
-        if stream_capture_status(self.driver(), stream) != Ok(CU_STREAM_CAPTURE_STATUS_NONE) {
-            return Ok(());
-        }
-        // SAFETY: no memory is passed; the driver has just taken the same handle.
-        unsafe { ask!(self.driver(), cuStreamSynchronize(stream)) }.map_err(|driver| {
+        self.debug_wait(stream).map_err(|driver| {
             KernelFault { kernel: self.kernels().name(kernel.0), grid, block, shared_bytes, stream, driver }
                 .into()
         })
+    }
+
+    /// Waits for a stream to see a fault of its last work, unless it captures. Our own captures are known where the driver
+    /// cannot tell.
+    pub(crate) fn debug_wait(&self, stream: u64) -> Result<(), DriverError> {
+        if self.captures(stream)
+            || stream_capture_status(self.driver(), stream) != Ok(CU_STREAM_CAPTURE_STATUS_NONE)
+        {
+            return Ok(());
+        }
+        // SAFETY: no memory is passed; the driver has just taken the same handle.
+        unsafe { ask!(self.driver(), cuStreamSynchronize(stream)) }
     }
 }
 
@@ -265,6 +293,14 @@ impl Argument {
             Self::I32(value) => (&raw mut *value).cast(),
             Self::F32(value) => (&raw mut *value).cast(),
             Self::TensorMap(map) => (&raw mut **map).cast(),
+        }
+    }
+
+    /// The device address it is, where it is one.
+    const fn address(&self) -> Option<u64> {
+        match self {
+            Self::Ptr(value) => Some(*value),
+            _ => None,
         }
     }
 
@@ -324,12 +360,21 @@ pub struct KernelLaunch {
     block: [u32; 3],
     shared_bytes: u32,
     arguments: Vec<Argument>,
+    /// What the kernel reaches by other ways than its pointer arguments.
+    touched: Vec<u64>,
 }
 
 impl KernelLaunch {
     /// A launch of one block of one thread, without shared memory and arguments.
     pub const fn new(kernel: KernelHandle) -> Self {
-        Self { kernel, grid: [1; 3], block: [1; 3], shared_bytes: 0, arguments: Vec::new() }
+        Self {
+            kernel,
+            grid: [1; 3],
+            block: [1; 3],
+            shared_bytes: 0,
+            arguments: Vec::new(),
+            touched: Vec::new(),
+        }
     }
 
     /// Blocks in x, y, z.
@@ -378,6 +423,13 @@ impl KernelLaunch {
     /// The next argument: a tensor map of 128 bytes, passed by value (`const __grid_constant__ CUtensorMap`).
     pub fn tensor_map(self, map: impl Into<CUtensorMap>) -> Self {
         self.with(Argument::TensorMap(Box::new(map.into())))
+    }
+
+    /// Says that the kernel uses the allocation around `ptr` though no pointer argument tells: through a tensor map, an
+    /// address passed as a number, or a table in device memory. No argument; a capture pins it as it pins pointers.
+    pub fn touches(mut self, ptr: DevicePtr) -> Self {
+        self.touched.push(ptr.0);
+        self
     }
 
     fn with(mut self, argument: Argument) -> Self {

@@ -39,10 +39,12 @@
 //!
 //! # What it is not
 //! A memory pool, a tensor library or a scheduler: each call is the driver's call of that name, checked and accounted
-//! for. Streams, events and graphs are the caller's to order.
+//! for. Streams, events and graphs are the caller's to order; what a capture would not survive, and memory that a graph
+//! uses, is refused before the driver is asked.
 //!
 //! # Features
 //! * `ledger` (on): keeps the ledger. Without it the same methods exist and the reads answer zero.
+//! * `graph` (on): captures and graphs. Without it `begin_capture` answers [`NotSupported`].
 //! * `sim` (off): `builder().software(profile)`, the driver in software.
 //! * `metrale_scale` (off): builds for AMD's SCALE toolchain.
 
@@ -54,6 +56,7 @@ pub mod error;
 mod event;
 mod face;
 mod gpu;
+mod graph;
 mod launch;
 pub mod memory;
 mod parts;
@@ -63,15 +66,22 @@ mod sweep;
 
 pub use backend::{BackendBuilder, MetraleCudaBackend};
 pub use config::{BackendConfig, ConfigError, DEBUG_SYNC_KERNELS};
-pub use error::{BadArgument, CallFailed, ContextLost, LedgerConflict, NotBound, Remedy, remedy};
+pub use error::{
+    BadArgument, CallFailed, ContextLost, LedgerConflict, NotBound, NotSupported, Remedy, remedy,
+};
 pub use gpu::{DevicePtr, GpuBackend, GraphHandle, KernelHandle};
+pub use graph::{
+    CaptureGuard, Capturing, GraphFault, GraphInfo, GraphUpdate, NotCapturing, PinHolder, PinnedByGraph,
+};
 pub use launch::{KernelFault, KernelLaunch};
 pub use memory::{
     Copy2d, CopyOutOfBounds, End, FreeError, Holder, MemoryInfo, OutOfMemory, PinnedBuffer, PinnedPtr, Side,
     Uploader, Verdict,
 };
 pub use metrale_driver_sys::{CUtensorMap, DriverApi, DriverError, DriverFn};
-pub use metrale_ledger::{AllocKind, AllocRecord, ByteSize, ForgetError, LedgerProbe, ScopeGuard, Snapshot};
+pub use metrale_ledger::{
+    AllocKind, AllocRecord, ByteSize, ForgetError, LedgerProbe, LiveAllocation, ScopeGuard, Snapshot,
+};
 pub use metrale_registry::{
     CudaHost, DeviceFacts, HostError, LaunchError, LaunchExcess, MetraleRegistry, RegistryError,
 };

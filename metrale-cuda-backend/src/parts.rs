@@ -4,6 +4,9 @@
 /// Whether allocations are written into the ledger; without it the ledger stays empty and the reads answer zero.
 pub(crate) const KEEPS_LEDGER: bool = cfg!(feature = "ledger");
 
+/// Whether captures can be begun; without it there are no graphs, and every method that is about them says so.
+pub(crate) const MAKES_GRAPHS: bool = cfg!(feature = "graph");
+
 /// Where the driver in software comes in.
 #[cfg(feature = "sim")]
 mod software {

@@ -8,9 +8,22 @@ use metrale_telemetry::{Counter, run_metrics};
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
 use crate::error::BadArgument;
+use crate::graph::Reach;
 
 /// The legacy default stream, which synchronizes with every stream that did not opt out.
 pub const LEGACY_STREAM: u64 = 0;
+
+/// The legacy default stream by the driver's other handle for it, `CU_STREAM_LEGACY`.
+const LEGACY_BY_NAME: u64 = 1;
+
+/// Whether a handle is the legacy default stream's.
+pub(crate) const fn is_legacy(stream: u64) -> bool {
+    matches!(stream, LEGACY_STREAM | LEGACY_BY_NAME)
+}
+
+/// Why nobody waits for a stream that captures.
+const NOTHING_TO_WAIT_FOR: &str = "nothing has run yet, and the wait would break the capture; end it, launch the graph, and \
+                                   then wait";
 
 impl MetraleCudaBackend {
     /// See [`GpuBackend::create_stream`](crate::GpuBackend::create_stream).
@@ -36,6 +49,8 @@ impl MetraleCudaBackend {
             )
             .into());
         }
+        const ADVICE: &str = "end the capture first, or abort_capture_if_active";
+        self.outside_capture(Reach::Stream(stream), "destroying a stream", ADVICE)?;
         self.bound("destroying a stream")?;
         // SAFETY: no memory is passed; the driver checks the handle.
         unsafe { ask!(self.driver(), cuStreamDestroy_v2(stream)) }
@@ -44,6 +59,7 @@ impl MetraleCudaBackend {
 
     /// See [`GpuBackend::synchronize_stream`](crate::GpuBackend::synchronize_stream).
     pub fn synchronize_stream(&self, stream: u64) -> Result<()> {
+        self.outside_capture(Reach::Stream(stream), "waiting for a stream", NOTHING_TO_WAIT_FOR)?;
         self.bound("waiting for a stream")?;
         self.wait_for_stream(stream)
     }
@@ -58,7 +74,9 @@ impl MetraleCudaBackend {
 
     /// See [`GpuBackend::query_stream`](crate::GpuBackend::query_stream).
     pub fn query_stream(&self, stream: u64) -> Result<bool> {
-        self.bound("asking whether a stream is done")?;
+        const DOING: &str = "asking whether a stream is done";
+        self.outside_capture(Reach::Stream(stream), DOING, NOTHING_TO_WAIT_FOR)?;
+        self.bound(DOING)?;
         // SAFETY: no memory is passed; the driver checks the handle.
         match unsafe { ask!(self.driver(), cuStreamQuery(stream)) } {
             Err(error) if error.status == CUDA_ERROR_NOT_READY => Ok(false),
@@ -71,6 +89,9 @@ impl MetraleCudaBackend {
 
     /// See [`GpuBackend::synchronize`](crate::GpuBackend::synchronize).
     pub fn synchronize(&self) -> Result<()> {
+        const ADVICE: &str = "it would break every capture of the device; wait for single streams, or until the capture has \
+                              ended";
+        self.outside_capture(Reach::Device, "waiting for the device", ADVICE)?;
         self.bound("waiting for the device")?;
         run_metrics::process().counters().count(Counter::StreamSyncs);
         // SAFETY: takes nothing.

@@ -8,6 +8,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::ask;
 use crate::error::BadArgument;
 use crate::gpu::DevicePtr;
+use crate::graph::Uses;
 use crate::memory::copy::{End, trace};
 
 impl MetraleCudaBackend {
@@ -19,6 +20,7 @@ impl MetraleCudaBackend {
         }
         self.bound(WHAT)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
+        self.may_block(WHAT)?;
         self.own_stream_done()?;
         trace_fill(WHAT, dst, u32::from(value), bytes);
         // SAFETY: no host memory is passed; the driver checks the address.
@@ -35,10 +37,12 @@ impl MetraleCudaBackend {
         }
         self.bound(WHAT)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
+        self.not_beside_capture(stream, WHAT)?;
         trace_fill(WHAT, dst, u32::from(value), bytes);
         // SAFETY: no host memory is passed; the driver checks the address.
-        unsafe { ask!(self.driver(), cuMemsetD8Async(dst.0, value, bytes, stream)) }
-            .map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), bytes))
+        let answer = unsafe { ask!(self.driver(), cuMemsetD8Async(dst.0, value, bytes, stream)) };
+        self.submitted(stream, WHAT, answer, Uses::Memory(&[dst.0]));
+        answer.map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), bytes))
     }
 
     /// See [`GpuBackend::memset_d32_async`](crate::GpuBackend::memset_d32_async).
@@ -61,10 +65,12 @@ impl MetraleCudaBackend {
         };
         self.bound(WHAT)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
+        self.not_beside_capture(stream, WHAT)?;
         trace_fill(WHAT, dst, value, bytes);
         // SAFETY: no host memory is passed; the driver checks the address.
-        unsafe { ask!(self.driver(), cuMemsetD32Async(dst.0, value, words, stream)) }
-            .map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), bytes))
+        let answer = unsafe { ask!(self.driver(), cuMemsetD32Async(dst.0, value, words, stream)) };
+        self.submitted(stream, WHAT, answer, Uses::Memory(&[dst.0]));
+        answer.map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), bytes))
     }
 }
 

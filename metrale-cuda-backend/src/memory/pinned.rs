@@ -14,7 +14,8 @@ use metrale_ledger::AllocKind;
 use crate::backend::MetraleCudaBackend;
 use crate::call::ask;
 use crate::error::LedgerConflict;
-use crate::memory::alloc::refuse_no_bytes;
+use crate::graph::Reach;
+use crate::memory::alloc::{ALLOCATE_BEFORE, FREE_AFTER, refuse_no_bytes};
 
 /// Pinned host memory by its address and size, as [`GpuBackend::alloc_pinned`](crate::GpuBackend::alloc_pinned) returns it.
 ///
@@ -98,6 +99,7 @@ impl MetraleCudaBackend {
     pub fn alloc_pinned(&self, bytes: usize) -> Result<PinnedPtr> {
         let site = Location::caller();
         refuse_no_bytes(bytes, AllocKind::Pinned, site)?;
+        self.outside_capture(Reach::Thread, "allocating pinned memory", ALLOCATE_BEFORE)?;
         self.bound("allocating pinned memory")?;
         let mut address = core::ptr::null_mut();
         // SAFETY: the result pointer is a local.
@@ -121,6 +123,7 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::free_pinned`](crate::GpuBackend::free_pinned).
     #[track_caller]
     pub fn free_pinned(&self, pinned: PinnedPtr) -> Result<()> {
+        self.outside_capture(Reach::Thread, "freeing pinned memory", FREE_AFTER)?;
         let there = self.bound_to_free("freeing pinned memory")?;
         let record = self.forget(pinned.addr(), AllocKind::Pinned, "free_pinned")?;
         let answer = if there { self.give_pinned_to_driver(pinned.addr()) } else { Ok(()) };
