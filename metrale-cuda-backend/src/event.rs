@@ -5,8 +5,8 @@ use core::ffi::c_uint;
 
 use anyhow::Result;
 use metrale_driver_sys::{
-    CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
-    CUDA_ERROR_NOT_READY, DriverError,
+    CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CUDA_ERROR_CAPTURED_EVENT, CUDA_ERROR_INVALID_HANDLE,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, DriverError,
 };
 
 use crate::backend::MetraleCudaBackend;
@@ -131,7 +131,7 @@ fn some(event: u64) -> Result<()> {
 
 /// What the refusal of an event that was recorded means: a capture left it so.
 fn stale(error: DriverError) -> Option<String> {
-    (error.status == CUDA_ERROR_INVALID_VALUE).then(|| {
+    matches!(error.status, CUDA_ERROR_INVALID_VALUE | CUDA_ERROR_CAPTURED_EVENT).then(|| {
         "an event last recorded in a capture marks nothing once that has ended; record it anew outside"
             .to_owned()
     })

@@ -138,7 +138,8 @@ impl MetraleCudaBackend {
     }
 }
 
-/// Pinned host memory that is freed when it is dropped. Derefs to its bytes.
+/// Pinned host memory that is freed when it is dropped. Derefs to its bytes. Where it may not be freed, on a thread that
+/// captures or while a graph copies from it, the drop says so in the log, and it stays until its backend goes.
 ///
 /// ```
 /// # use std::sync::Arc;

@@ -12,11 +12,17 @@ type Hook = Box<dyn Fn(DriverFn) + Send>;
 pub struct HookedDriver {
     inner: Arc<dyn DriverApi>,
     hook: Mutex<Option<Hook>>,
+    lacks: Option<DriverFn>,
 }
 
 impl HookedDriver {
     pub fn new(inner: Arc<dyn DriverApi>) -> Self {
-        Self { inner, hook: Mutex::new(None) }
+        Self { inner, hook: Mutex::new(None), lacks: None }
+    }
+
+    /// A driver without an optional function.
+    pub fn lacking(inner: Arc<dyn DriverApi>, function: DriverFn) -> Self {
+        Self { lacks: Some(function), ..Self::new(inner) }
     }
 
     /// Calls `hook` before every call from now on.
@@ -55,7 +61,7 @@ macro_rules! forward {
         #[allow(non_snake_case, reason = "functions and arguments keep the C spelling")]
         impl DriverApi for HookedDriver {
             fn provides(&self, function: DriverFn) -> bool {
-                self.inner.provides(function)
+                self.lacks != Some(function) && self.inner.provides(function)
             }
 
             fn source(&self) -> String {
