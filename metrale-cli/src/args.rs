@@ -7,9 +7,14 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::driver_choice::DriverChoice;
 
+/// The end of the program's help.
+const EXIT_CODES: &str = "\
+Exit codes: 0 done; 1 the driver or the machine failed (doctor: no device is usable); 2 the input or the command line \
+makes no sense, and nothing was done; 3 not enough memory, and everything was freed.";
+
 /// What memory a model takes on a CUDA device, byte by byte, with or without a GPU.
 #[derive(Debug, Parser)]
-#[command(name = "metrale", version, arg_required_else_help = true)]
+#[command(name = "metrale", version, arg_required_else_help = true, after_help = EXIT_CODES)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -20,6 +25,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Load a model's weights onto a device and account for every byte.
+    #[command(after_help = EXIT_CODES)]
     Load(LoadArgs),
     /// Say which driver and devices this machine has, and whether a GPU is usable (exit code 0) or not (1).
     Doctor(DoctorArgs),
@@ -29,7 +35,7 @@ pub enum Command {
 #[derive(Debug, Args)]
 pub struct LoadArgs {
     /// Safetensors files, or one sharded model's `model.safetensors.index.json`.
-    #[arg(value_name = "FILE", required_unless_present_any = ["model", "list_models"])]
+    #[arg(value_name = "FILE")]
     pub files: Vec<PathBuf>,
 
     /// A model of the built-in catalogue instead of files: shapes only, in bf16; nothing is copied.
@@ -80,11 +86,11 @@ pub struct DoctorArgs {
 /// On which device to work.
 #[derive(Debug, Args)]
 pub struct TargetArgs {
-    /// auto (the GPU, or the software H200 where there is none), system, or sim[:profile].
+    /// auto (the GPU, or the software H200 where there is none), system, or sim or sim:PROFILE.
     #[arg(long, value_name = "DRIVER", default_value = "auto")]
     pub driver: DriverChoice,
 
     /// The device's ordinal.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     pub device: usize,
 }

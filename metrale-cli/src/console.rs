@@ -5,6 +5,7 @@ use std::fmt;
 use std::io::{self, Write};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
 
 /// The program's outputs. Tests give it buffers.
 pub struct Console<'a> {
@@ -28,9 +29,23 @@ impl<'a> Console<'a> {
         self.out.flush()
     }
 
+    /// Prints the command's answer, as JSON or as text.
+    ///
+    /// # Errors
+    /// As [`answer`](Self::answer).
+    pub fn answer_as(&mut self, json: bool, answer: &(impl fmt::Display + Serialize)) -> io::Result<()> {
+        if json { self.answer(serde_json::to_string_pretty(answer)?) } else { self.answer(answer) }
+    }
+
     /// Prints a remark or an error. Nothing is left to say where that output is closed.
     pub fn remark(&mut self, text: impl fmt::Display) {
         let _ = writeln!(self.err, "metrale: {text}");
+    }
+
+    /// Prints what is wrong with the command line, in the words of its parser.
+    pub fn usage(&mut self, text: impl fmt::Display) {
+        // As for a remark.
+        let _ = write!(self.err, "{text}");
     }
 
     /// A bar that counts bytes; it shows on a terminal only.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use metrale_driver_sim::{Profile, SimDriver};
 use metrale_driver_sys::{DriverApi, LoadError, system};
-use metrale_registry::{DeviceFacts, HostError};
+use metrale_registry::{HostError, device_count};
 
 /// Which driver to work on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,8 +91,9 @@ fn system_with_a_device() -> Result<Arc<dyn DriverApi>, String> {
         LoadError::NotFound { .. } => "no CUDA driver is installed".to_owned(),
         _ => error.to_string(),
     })?;
-    match DeviceFacts::all(&*driver) {
-        Ok(devices) if devices.is_empty() => Err("the CUDA driver shows no device".to_owned()),
+    // Counted, not examined: one broken device among several is no reason to leave the others.
+    match device_count(&*driver) {
+        Ok(0) => Err("the CUDA driver shows no device".to_owned()),
         Ok(_) => Ok(driver),
         Err(error) => Err(match error.driver_error() {
             Some(error) => error.to_string(),

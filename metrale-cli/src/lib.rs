@@ -17,6 +17,7 @@ pub mod model;
 pub mod render;
 
 use std::ffi::OsString;
+use std::io::ErrorKind;
 
 use clap::Parser;
 
@@ -29,11 +30,14 @@ pub fn run(args: impl IntoIterator<Item = OsString>, console: &mut Console<'_>) 
     let cli = match args::Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() => {
-            console.remark(error.render());
+            console.usage(error.render());
             return Exit::BadInput;
         }
         // --help and --version.
-        Err(text) => return answered(console.answer(text.render())),
+        Err(text) => {
+            let printed = console.answer(text.render().to_string().trim_end());
+            return answered(printed, console);
+        }
     };
     match cli.command {
         args::Command::Load(args) => commands::load::run(&args, console),
@@ -42,7 +46,14 @@ pub fn run(args: impl IntoIterator<Item = OsString>, console: &mut Console<'_>) 
 }
 
 /// The end of a command whose answer was (or could not be) printed.
-fn answered(printed: std::io::Result<()>) -> Exit {
-    // A reader that closed the pipe has what it wanted; there is nobody left to tell.
-    if printed.is_ok() { Exit::Done } else { Exit::Failed }
+fn answered(printed: std::io::Result<()>, console: &mut Console<'_>) -> Exit {
+    match printed {
+        Ok(()) => Exit::Done,
+        // A reader that closed the pipe, such as `head`, has what it wanted.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Exit::Done,
+        Err(error) => {
+            console.remark(format_args!("the answer cannot be written: {error}"));
+            Exit::Failed
+        }
+    }
 }

@@ -193,13 +193,18 @@ fn a_sharded_model_loads_by_its_index_and_a_missing_shard_is_bad_input() {
     let missing = metrale(args());
     assert_eq!(missing.exit, Exit::BadInput);
     assert!(missing.err.contains(shards[1]), "{}", missing.err);
-    assert_eq!(missing.out, "");
+    assert_eq!(missing.json()["error"]["kind"], "bad_input");
 
     write_model(&folder.path().join(shards[1]), &[("b", "F32", &[1], 4)]);
     let ended = metrale(args());
     assert_eq!(ended.exit, Exit::Done, "{}", ended.err);
     assert_eq!(ended.json()["allocations"], 2);
     assert_eq!(ended.json()["live_bytes"], 12);
+
+    // A leading "./" is the index's own folder.
+    let map = serde_json::json!({"weight_map": {"a": format!("./{}", shards[0]), "b": shards[1]}});
+    fs::write(&index, map.to_string()).unwrap();
+    assert_eq!(metrale(args()).exit, Exit::Done);
 }
 
 #[test]
@@ -279,4 +284,69 @@ fn help_version_and_the_catalogue_are_answers() {
     let list = metrale(["load", "--list-models"]);
     assert_eq!(list.exit, Exit::Done);
     assert!(list.out.lines().any(|line| line == "qwen3-next"), "{}", list.out);
+}
+
+#[test]
+fn a_failure_before_the_first_tensor_is_json_too() {
+    let ended = metrale(["load", "--model", "gpt2", "--driver", "sim", "--device", "7", "--json"]);
+    assert_eq!(ended.exit, Exit::Failed);
+    let json = ended.json();
+    assert_eq!(json["error"]["kind"], "failed");
+    assert!(json["error"]["message"].as_str().unwrap().contains("device 7"), "{json}");
+}
+
+#[test]
+fn bad_input_and_the_list_of_models_are_json_too() {
+    let ended = metrale(["load", "/nonexistent/model.safetensors", "--json"]);
+    assert_eq!(ended.exit, Exit::BadInput);
+    let json = ended.json();
+    assert_eq!(json["error"]["kind"], "bad_input");
+    assert_eq!(json["model"], "/nonexistent/model.safetensors");
+    let list = metrale(["load", "--list-models", "--json"]);
+    assert!(list.json().as_array().unwrap().iter().any(|name| name == "llama-7b"));
+}
+
+/// An output that fails with one kind of error.
+struct Broken(std::io::ErrorKind);
+
+impl std::io::Write for Broken {
+    fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+        Err(self.0.into())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Err(self.0.into())
+    }
+}
+
+#[test]
+fn an_answer_that_cannot_be_written_is_said_and_a_reader_that_left_is_no_failure() {
+    use std::io::ErrorKind::{BrokenPipe, StorageFull};
+    for args in
+        [&["load", "--model", "gpt2", "--driver", "sim"][..], &["doctor", "--driver", "sim"], &["--help"]]
+    {
+        for (kind, exit) in [(StorageFull, Exit::Failed), (BrokenPipe, Exit::Done)] {
+            let mut err = Vec::new();
+            let all = std::iter::once("metrale").chain(args.iter().copied());
+            let ended = run(all.map(Into::into), &mut Console::new(&mut Broken(kind), &mut err, false));
+            assert_eq!(ended, exit, "{args:?} {kind:?}");
+            let said = String::from_utf8(err).unwrap();
+            assert_eq!(said.contains("cannot be written"), exit == Exit::Failed, "{args:?}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_became_shorter_is_refused_before_it_is_read() {
+    use metrale_cli::model::{InputError, ModelInput};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    write_model(&path, &[("a", "U8", &[100_000], 100_000)]);
+    let input = ModelInput::open(std::slice::from_ref(&path), None).unwrap();
+    let tensor = &input.tensors()[0];
+    input.check_whole(tensor).unwrap();
+    fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(5000).unwrap();
+    let error = input.check_whole(tensor).unwrap_err();
+    assert!(matches!(&error, InputError::Shrunk(shrunk) if *shrunk == path), "{error}");
+    assert_eq!(error.exit_code(), 2);
 }

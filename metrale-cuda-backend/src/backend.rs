@@ -7,8 +7,9 @@ use std::sync::Arc;
 use anyhow::Result;
 use metrale_driver_sys::{CUcontext, CUdevice_attribute, DriverApi, DriverError};
 use metrale_ledger::{LedgerProbe, ScopeGuard};
-use metrale_registry::{CudaHost, DeviceFacts, HostError, MetraleRegistry, is_teardown_noop};
+use metrale_registry::{CudaHost, CurrentContext, DeviceFacts, HostError, MetraleRegistry, is_teardown_noop};
 use metrale_telemetry::{ModuleLoad, run_metrics};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::book::Book;
 use crate::call::{Doing, ask};
@@ -17,6 +18,7 @@ use crate::error::NotBound;
 use crate::gpu::DevicePtr;
 use crate::graph::Seat;
 use crate::launch::Kernels;
+use crate::memory::PinnedBook;
 use crate::signature::Signatures;
 
 /// A device that reads pageable host memory through the host's own page tables.
@@ -33,6 +35,7 @@ pub struct MetraleCudaBackend {
     // In this order: graphs and the ledger's memory are given back by `drop`, before any field goes.
     seat: Seat,
     book: Book,
+    pinned: Mutex<PinnedBook>,
     kernels: Kernels,
     signatures: Signatures,
     registry: Arc<MetraleRegistry>,
@@ -94,13 +97,14 @@ impl BackendBuilder {
         // Before the first look-up, so that the audit lists only those of this backend.
         run_metrics::reset_for_new_run();
         let host = CudaHost::acquire(driver, self.ordinal)?;
-        host.set_teardown_sink(Some(Arc::new(|error| tracing::error!("{error}"))));
+        host.set_teardown_sink_if_none(Arc::new(|error| tracing::error!("{error}")));
         let registry = MetraleRegistry::load_into(Arc::clone(&host), &self.modules)?;
         note_modules(&registry);
         let reads_pageable_memory = reads_pageable_memory(&host);
         let backend = MetraleCudaBackend {
             seat: Seat::take(&host),
             book: Book::default(),
+            pinned: Mutex::default(),
             kernels: Kernels::default(),
             signatures: Signatures::new(&self.modules),
             registry,
@@ -270,6 +274,11 @@ impl MetraleCudaBackend {
         &self.book
     }
 
+    /// The live pinned memory, locked. Never held over a call of the driver.
+    pub(crate) fn pinned_book(&self) -> MutexGuard<'_, PinnedBook> {
+        self.pinned.lock()
+    }
+
     pub(crate) const fn kernels(&self) -> &Kernels {
         &self.kernels
     }
@@ -290,12 +299,12 @@ impl MetraleCudaBackend {
     /// Refuses to go on where another context, or none, is current: the driver would work on the wrong device, or answer
     /// a bare 201. Costs some 60 ns.
     pub(crate) fn bound(&self, doing: &'static str) -> Result<()> {
-        self.is_bound(doing, current_context(self.driver()))
+        self.is_bound(doing, self.host.current_context())
     }
 
     /// As [`bound`](Self::bound), for a free: false where the context is already gone, and the memory with it.
     pub(crate) fn bound_to_free(&self, doing: &'static str) -> Result<bool> {
-        match current_context(self.driver()) {
+        match self.host.current_context() {
             Err(error) if is_teardown_noop(error.status) => Ok(false),
             answer => self.is_bound(doing, answer).map(|()| true),
         }
@@ -310,13 +319,8 @@ impl MetraleCudaBackend {
     }
 
     /// Makes the context current on this thread until the guard goes.
-    pub(crate) fn enter(&self) -> Result<Current<'_>, DriverError> {
-        let before = current_context(self.driver())?;
-        if before == self.host.context() {
-            return Ok(Current { driver: self.driver(), before: None });
-        }
-        self.host.bind_to_thread()?;
-        Ok(Current { driver: self.driver(), before: Some(before) })
+    pub(crate) fn enter(&self) -> Result<CurrentContext<'_>, DriverError> {
+        self.host.enter()
     }
 }
 
@@ -333,28 +337,5 @@ impl fmt::Debug for MetraleCudaBackend {
             .field("config", &self.config)
             .field("ledger", self.book.ledger())
             .finish_non_exhaustive()
-    }
-}
-
-fn current_context(driver: &dyn DriverApi) -> Result<CUcontext, DriverError> {
-    let mut current = 0;
-    // SAFETY: the result pointer is a local.
-    unsafe { ask!(driver, cuCtxGetCurrent(&mut current)) }.map(|()| current)
-}
-
-/// The backend's context is current until this is dropped; then what was before is again.
-pub(crate) struct Current<'backend> {
-    driver: &'backend dyn DriverApi,
-    /// What to put back; `None` where nothing was changed.
-    before: Option<CUcontext>,
-}
-
-impl Drop for Current<'_> {
-    fn drop(&mut self) {
-        if let Some(before) = self.before {
-            // A context that was destroyed meanwhile cannot be put back; the thread's next call will say so.
-            // SAFETY: takes a handle, which the driver checks.
-            let _ = unsafe { ask!(self.driver, cuCtxSetCurrent(before)) };
-        }
     }
 }

@@ -3,16 +3,9 @@
 
 use anyhow::Error;
 use metrale_driver_sys::DriverError;
+pub(crate) use metrale_driver_sys::ask;
 
 use crate::error::{CallFailed, ContextLost, Remedy, remedy_of_status};
-
-/// Calls one driver function and keeps its name with its status: `ask!(driver, cuInit(0))`.
-macro_rules! ask {
-    ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {
-        metrale_driver_sys::check(metrale_driver_sys::DriverFn::$function, $driver.$function($($argument),*))
-    };
-}
-pub(crate) use ask;
 
 /// Turns the driver's answer into this crate's.
 pub(crate) trait Doing<T> {

@@ -4,8 +4,8 @@
 //! | [`Remedy`] | causes |
 //! |---|---|
 //! | [`FreeAndRetry`](Remedy::FreeAndRetry) | [`OutOfMemory`] |
-//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`], [`FreeError`], [`ConfigError`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
-//! | [`Relaunch`](Remedy::Relaunch) | [`ContextLost`], [`KernelFault`], and whatever carries a status the context does not survive |
+//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`], [`FreeError`], [`StalePinned`], [`ConfigError`], [`Capturing`], [`NotCapturing`], [`PinnedByGraph`], [`NotSupported`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
+//! | [`Relaunch`](Remedy::Relaunch) | [`ContextLost`], [`KernelFault`], [`GraphFault`], and whatever carries a status the context does not survive |
 //! | [`ReportBug`](Remedy::ReportBug) | [`LedgerConflict`], statuses that no call of ours should bring |
 //!
 //! Each is found in an `anyhow::Error` by `downcast_ref`, and keeps the [`DriverError`] it came from.
@@ -19,7 +19,7 @@ use metrale_registry::{HostError, LaunchError, RegistryError};
 use crate::config::ConfigError;
 use crate::graph::{Capturing, GraphFault, NotCapturing, PinnedByGraph};
 use crate::launch::KernelFault;
-use crate::memory::{CopyOutOfBounds, FreeError, OutOfMemory};
+use crate::memory::{CopyOutOfBounds, FreeError, OutOfMemory, StalePinned};
 
 /// What the caller of a failed call can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,12 +61,13 @@ pub fn remedy(error: &anyhow::Error) -> Option<Remedy> {
             Some(Remedy::FreeAndRetry)
         } else if cause.is::<ContextLost>() || cause.is::<KernelFault>() || cause.is::<GraphFault>() {
             Some(Remedy::Relaunch)
-        } else if cause.is::<LedgerConflict>() {
-            Some(Remedy::ReportBug)
+        } else if let Some(cause) = cause.downcast_ref::<LedgerConflict>() {
+            Some(cause.remedy())
         } else if cause.is::<BadArgument>()
             || cause.is::<NotBound>()
             || cause.is::<CopyOutOfBounds>()
             || cause.is::<FreeError>()
+            || cause.is::<StalePinned>()
             || cause.is::<ConfigError>()
             || cause.is::<Capturing>()
             || cause.is::<NotCapturing>()
@@ -178,13 +179,18 @@ pub struct NotSupported {
     pub why: String,
 }
 
-/// The driver handed out memory that the ledger cannot take in, for it overlaps what is live. The memory was given back.
+/// The driver handed out memory that the ledger cannot take in, for it overlaps what is live. The memory was given back,
+/// unless the driver refused that too.
 ///
 /// Either another part of the process freed memory of this backend behind its back, or this is a bug.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the driver returned {bytes} bytes at {addr:#x}, which the ledger refuses: {reason}. Something freed the backend's \
-     memory behind its back, or the ledger is wrong; the new memory was given back"
+     memory behind its back, or the ledger is wrong; {}",
+    match not_given_back {
+        None => "the new memory was given back".to_owned(),
+        Some(error) => format!("the new memory could not be given back either, and is leaked: {error}"),
+    }
 )]
 #[non_exhaustive]
 pub struct LedgerConflict {
@@ -194,6 +200,19 @@ pub struct LedgerConflict {
     pub bytes: usize,
     /// The ledger's own answer.
     pub reason: String,
+    /// The driver's answer where it did not take the memory back: it is then leaked, and on no book.
+    pub not_given_back: Option<DriverError>,
+}
+
+impl LedgerConflict {
+    /// What the caller can do.
+    #[must_use]
+    pub fn remedy(&self) -> Remedy {
+        match self.not_given_back.map(|error| remedy_of_status(error.status)) {
+            Some(Remedy::Relaunch) => Remedy::Relaunch,
+            _ => Remedy::ReportBug,
+        }
+    }
 }
 
 #[cfg(test)]

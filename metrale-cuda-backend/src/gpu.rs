@@ -165,8 +165,9 @@ pub trait GpuBackend: Send + Sync {
     /// The caller sees to it that no queued copy still uses it. May block. Refused on a thread that captures.
     ///
     /// # Errors
-    /// [`FreeError`](crate::FreeError) for what is not live pinned memory; [`PinnedByGraph`](crate::PinnedByGraph) for a
-    /// captured copy's.
+    /// [`FreeError`](crate::FreeError) for what is not live pinned memory; [`StalePinned`](crate::StalePinned) for a handle
+    /// that was freed before or is another backend's, whoever has its address now;
+    /// [`PinnedByGraph`](crate::PinnedByGraph) for a captured copy's.
     #[track_caller]
     fn free_pinned(&self, pinned: PinnedPtr) -> Result<()>;
 

@@ -7,7 +7,9 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use anyhow::{Error, Result};
-use metrale_driver_sys::{CU_STREAM_CAPTURE_STATUS_NONE, CUtensorMap, DriverError, stream_capture_status};
+use metrale_driver_sys::{
+    CU_STREAM_CAPTURE_STATUS_NONE, CUtensorMap, DriverError, is_sticky, stream_capture_status,
+};
 use metrale_registry::RegistryError;
 use metrale_telemetry::{
     KernelUsage, Launch, LaunchArg, LaunchKind, Lookup, Need, kernel_audit, run_metrics,
@@ -15,14 +17,15 @@ use metrale_telemetry::{
 use parking_lot::RwLock;
 
 use crate::backend::MetraleCudaBackend;
-use crate::call::ask;
+use crate::call::{ask, failed};
 use crate::error::BadArgument;
 use crate::gpu::{DevicePtr, GpuBackend, KernelHandle};
 use crate::graph::Uses;
 use crate::signature::{Signature, Signatures};
 
 /// A kernel that failed while it ran, found by waiting after its launch
-/// ([`debug_sync_kernels`](crate::BackendConfig::debug_sync_kernels)). The context is lost: restart the process.
+/// ([`debug_sync_kernels`](crate::BackendConfig::debug_sync_kernels)). The context is lost: restart the process. A wait
+/// that was refused for another reason is a [`CallFailed`](crate::CallFailed).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "kernel {kernel} failed while it ran (grid {}, block {}, {shared_bytes} bytes of dynamic shared memory, stream \
@@ -237,8 +240,13 @@ impl MetraleCudaBackend {
     fn find_fault(&self, kernel: KernelHandle, shape: Shape) -> Result<()> {
         let Shape { grid, block, shared_bytes, stream } = shape;
         self.debug_wait(stream).map_err(|driver| {
-            KernelFault { kernel: self.kernels().name(kernel.0), grid, block, shared_bytes, stream, driver }
-                .into()
+            let kernel = self.kernels().name(kernel.0);
+            if is_sticky(driver.status) {
+                KernelFault { kernel, grid, block, shared_bytes, stream, driver }.into()
+            } else {
+                // The wait itself was refused: of the kernel nothing is known, and the context goes on.
+                failed(driver, format!("waiting for kernel {kernel} after its launch"), None)
+            }
         })
     }
 

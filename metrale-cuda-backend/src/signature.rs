@@ -6,15 +6,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use metrale_driver_sys::image::ImageKind;
+use metrale_driver_sys::image::Code;
 use metrale_driver_sys::image::cubin::Cubin;
-use metrale_driver_sys::image::fatbin::{EntryKind, Fatbin, Packing};
-use metrale_driver_sys::image::ptx::{Ptx, Text};
+use metrale_driver_sys::image::ptx::Ptx;
 
 use crate::error::BadArgument;
-
-/// U+FEFF in UTF-8.
-const BYTE_ORDER_MARK_BYTES: usize = 3;
 
 /// The sizes of a kernel's parameters in bytes, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,30 +88,20 @@ impl Signatures {
     }
 }
 
-/// The signatures in an image.
+/// The signatures in an image. Variants of one kernel in a fatbin take the same parameters, so the first will do.
 fn read(image: &[u8]) -> HashMap<Box<str>, Signature> {
     let mut kernels = HashMap::new();
-    match ImageKind::of(image) {
-        ImageKind::Ptx => read_ptx(image, &mut kernels),
-        ImageKind::Cubin => read_cubin(image, &mut kernels),
-        ImageKind::Fatbin => {
-            // Variants of one kernel take the same parameters, so whichever lies there unpacked will do.
-            for entry in Fatbin::read(image).iter().flat_map(|fatbin| &fatbin.entries) {
-                match (entry.packing, entry.kind) {
-                    (Packing::Plain, EntryKind::Ptx) => read_ptx(entry.payload, &mut kernels),
-                    (Packing::Plain, EntryKind::Elf) => read_cubin(entry.payload, &mut kernels),
-                    _ => {}
-                }
-            }
+    for code in Code::all_in(image) {
+        match code {
+            Code::Ptx(text) => read_ptx(text, &mut kernels),
+            Code::Cubin(cubin) => read_cubin(cubin, &mut kernels),
         }
-        _ => {}
     }
     kernels
 }
 
-fn read_ptx(image: &[u8], kernels: &mut HashMap<Box<str>, Signature>) {
-    let start = if Text::of(image).has_bom { BYTE_ORDER_MARK_BYTES } else { 0 };
-    let ptx = Ptx::read(image.get(start..).unwrap_or_default());
+fn read_ptx(text: &[u8], kernels: &mut HashMap<Box<str>, Signature>) {
+    let ptx = Ptx::read(text);
     // A text that reads as wrong and loads all the same was not understood: then nothing is refused for it.
     if !ptx.flaws.is_empty() {
         return;
@@ -126,8 +112,8 @@ fn read_ptx(image: &[u8], kernels: &mut HashMap<Box<str>, Signature>) {
     }
 }
 
-fn read_cubin(image: &[u8], kernels: &mut HashMap<Box<str>, Signature>) {
-    for kernel in Cubin::read(image).iter().flat_map(|cubin| &cubin.kernels) {
+fn read_cubin(cubin: &[u8], kernels: &mut HashMap<Box<str>, Signature>) {
+    for kernel in Cubin::read(cubin).iter().flat_map(|cubin| &cubin.kernels) {
         // None may also mean that the compiler did not write them down.
         if !kernel.parameters.is_empty() {
             let sizes = kernel.parameters.iter().map(|parameter| parameter.bytes).collect();

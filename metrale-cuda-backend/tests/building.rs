@@ -4,14 +4,14 @@
 mod common;
 
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use common::{KERNELS, backend, sim};
+use common::{KERNELS, backend, logged, sim};
 use metrale_cuda_backend::{
-    BackendConfig, ConfigError, DEBUG_SYNC_KERNELS, GpuBackend, HostError, MetraleCudaBackend, RegistryError,
-    Remedy, remedy,
+    BackendConfig, ConfigError, DEBUG_SYNC_KERNELS, DriverFn, GpuBackend, HostError, MetraleCudaBackend,
+    RegistryError, Remedy, remedy,
 };
-use metrale_driver_sim::{Profile, SimDriver};
+use metrale_driver_sim::{FaultDriver, Profile, SimDriver};
 
 #[test]
 fn a_module_that_does_not_load_names_itself_and_leaves_nothing() {
@@ -45,6 +45,29 @@ fn a_device_that_is_not_there_says_how_many_there_are() {
     assert!(error.is::<HostError>() && error.to_string().contains("1 device"), "{error}");
     let none = Arc::new(SimDriver::builder().build());
     assert!(MetraleCudaBackend::builder().driver(none).build().unwrap_err().is::<HostError>());
+}
+
+#[test]
+fn a_backend_takes_the_teardown_sink_from_nobody() {
+    let driver = Arc::new(FaultDriver::new(sim()));
+    let first = backend(driver.clone());
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&told);
+    first.host().set_teardown_sink(Some(Arc::new(move |error| kept.lock().unwrap().push(error.to_string()))));
+    let second = backend(driver.clone());
+    driver.fail_every(DriverFn::cuStreamDestroy_v2, 999);
+    drop((first, second));
+    let told = told.lock().unwrap();
+    assert!(told.len() == 1 && told[0].contains("cuStreamDestroy_v2"), "{told:?}");
+}
+
+#[test]
+fn what_no_sink_was_set_for_is_logged() {
+    let driver = Arc::new(FaultDriver::new(sim()));
+    let backend = backend(driver.clone());
+    driver.fail_every(DriverFn::cuStreamDestroy_v2, 999);
+    let ((), lines) = logged(|| drop(backend));
+    assert!(lines.len() == 1 && lines[0].contains("not given back: the stream"), "{lines:?}");
 }
 
 #[test]

@@ -151,6 +151,61 @@ fn memory_the_ledger_cannot_take_in_is_given_back() {
     backend.free(again).unwrap();
 }
 
+/// Frees the backend's only allocation behind its back, so that the driver hands its address out again; the driver then
+/// refuses to take that back.
+fn conflict_that_leaks(status: i32) -> LedgerConflict {
+    let driver = sim();
+    let faulty = Arc::new(FaultDriver::new(driver.clone()));
+    let backend = backend(faulty.clone());
+    let ptr = backend.alloc(4096).unwrap();
+    // SAFETY: the driver gave the address, and nothing uses the memory.
+    assert_eq!(unsafe { driver.cuMemFree_v2(ptr.0) }, 0);
+    faulty.fail_nth(DriverFn::cuMemFree_v2, 1, status);
+    backend.alloc(4096).unwrap_err().downcast::<LedgerConflict>().expect("typed")
+}
+
+#[test]
+fn memory_that_neither_ledger_nor_driver_takes_is_told_with_the_drivers_answer() {
+    let conflict = conflict_that_leaks(999);
+    let refusal = DriverError { function: DriverFn::cuMemFree_v2, status: 999 };
+    assert_eq!((conflict.not_given_back, conflict.remedy()), (Some(refusal), Remedy::ReportBug));
+    let text = conflict.to_string();
+    assert!(text.contains("is leaked") && text.contains(&refusal.to_string()), "{text}");
+    assert_eq!(remedy(&conflict_that_leaks(700).into()), Some(Remedy::Relaunch));
+}
+
+#[test]
+fn pinned_memory_that_neither_ledger_nor_driver_takes_is_told_too() {
+    let driver = sim();
+    let faulty = Arc::new(FaultDriver::new(driver.clone()));
+    let backend = backend(faulty.clone());
+    // The host's allocator decides which address comes next; that of the last free is likely, not certain.
+    let conflict = (0..64).find_map(|_| {
+        let pinned = backend.alloc_pinned(1 << 20).unwrap();
+        // SAFETY: the driver gave the address, and nothing uses the memory.
+        assert_eq!(unsafe { driver.cuMemFreeHost(pinned.as_ptr().cast()) }, 0);
+        faulty.fail_nth(DriverFn::cuMemFreeHost, 1, 999);
+        backend.alloc_pinned(1 << 20).err()
+    });
+    let conflict = conflict.expect("an address comes again").downcast::<LedgerConflict>().expect("typed");
+    assert_eq!(conflict.not_given_back.map(|error| error.status), Some(999), "{conflict}");
+}
+
+#[test]
+fn an_uploader_that_is_not_made_tells_what_it_could_not_give_back() {
+    let faulty = Arc::new(FaultDriver::new(sim()));
+    let backend = backend(faulty.clone());
+    faulty.fail_nth(DriverFn::cuEventCreate, 2, 2);
+    faulty.fail_every(DriverFn::cuMemFreeHost, 999);
+    let (error, lines) = logged(|| Uploader::new(&backend, 4096).unwrap_err());
+    assert_eq!(
+        error.downcast_ref::<CallFailed>().map(|failed| failed.driver.function),
+        Some(DriverFn::cuEventCreate)
+    );
+    let told = |line: &String| line.contains("could not give everything back") && line.contains("999");
+    assert_eq!(lines.iter().filter(|line| told(line)).count(), 2, "{lines:?}");
+}
+
 #[test]
 fn what_is_wrong_with_a_free_never_reaches_the_driver() {
     let trace = Arc::new(TraceDriver::new(sim()));

@@ -8,10 +8,11 @@ use std::sync::Arc;
 
 use common::{KERNELS, sim_with_kernels};
 use metrale_cuda_backend::{
-    BackendConfig, BadArgument, CUtensorMap, DriverApi, GpuBackend, KernelFault, KernelLaunch, LaunchError,
-    LaunchExcess, MetraleCudaBackend, RegistryError, Remedy, remedy,
+    BackendConfig, BadArgument, CUtensorMap, ContextLost, DriverApi, DriverFn, GpuBackend, KernelFault,
+    KernelLaunch, LaunchError, LaunchExcess, MetraleCudaBackend, RegistryError, Remedy, remedy,
 };
-use metrale_driver_sim::on_both_drivers;
+use metrale_driver_sim::driver_sys::{KNOWN_STATUSES, is_sticky};
+use metrale_driver_sim::{FaultDriver, on_both_drivers};
 
 fn backend(driver: Arc<dyn DriverApi>) -> MetraleCudaBackend {
     configured(driver, BackendConfig::default())
@@ -179,4 +180,27 @@ on_both_drivers! {
         assert_eq!(lost.driver.status, 700);
         assert!(error.to_string().contains("METRALE_DEBUG_SYNC_KERNELS=1"), "{error}");
     }
+}
+
+#[test]
+fn only_a_status_that_the_context_does_not_survive_is_a_kernels_fault() {
+    let mut config = BackendConfig::default();
+    config.debug_sync_kernels = true;
+    let faulty = Arc::new(FaultDriver::new(Arc::new(sim_with_kernels())));
+    let backend = configured(faulty.clone(), config);
+    let out = backend.alloc(64).unwrap();
+    let fill = backend.kernel("kernels", "fill").unwrap();
+    let mut launch = KernelLaunch::new(fill).block([4, 1, 1]).ptr(out).u32(1).u32(4);
+    for &status in KNOWN_STATUSES.iter().filter(|&&status| status != 0) {
+        faulty.fail_nth(DriverFn::cuStreamSynchronize, 1, status);
+        // SAFETY: the arguments are the kernel's parameters; it writes four words to `out`.
+        let error = unsafe { launch.on_stream(&backend, backend.stream()) }.unwrap_err();
+        assert_eq!(error.is::<KernelFault>(), is_sticky(status), "{status}: {error}");
+        assert!(error.to_string().contains("kernels::fill"), "{status}: {error}");
+        if !error.is::<KernelFault>() && !error.is::<ContextLost>() {
+            assert!(!error.to_string().contains("lost"), "{status}: {error}");
+        }
+    }
+    backend.synchronize_stream(backend.stream()).unwrap();
+    backend.free(out).unwrap();
 }

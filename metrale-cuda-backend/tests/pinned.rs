@@ -6,8 +6,10 @@ mod common;
 use std::sync::Arc;
 
 use common::hooked::HookedDriver;
-use common::{MIB, backend, logged};
-use metrale_cuda_backend::{AllocKind, ForgetError, FreeError, PinnedBuffer};
+use common::{MIB, backend, logged, reused};
+use metrale_cuda_backend::{
+    AllocKind, ForgetError, FreeError, PinnedBuffer, PinnedPtr, Remedy, StalePinned, Uploader, remedy,
+};
 use metrale_driver_sim::on_both_drivers;
 
 on_both_drivers! {
@@ -39,6 +41,64 @@ on_both_drivers! {
         assert!(matches!(error.cause, ForgetError::DoubleFree { .. }), "{error}");
     }
 
+    /// Handles are copied and addresses come again: what a freed handle points to is another's by then.
+    a_stale_handle_frees_nobody_elses_memory(driver) {
+        let backend = backend(driver);
+        let probe = backend.ledger_probe();
+        let (stale, mut buffer) = reused(|| backend.alloc_pinned(4096).unwrap(), |pinned| {
+            backend.free_pinned(*pinned).unwrap();
+            PinnedBuffer::new(&backend, 4096).unwrap()
+        }, |pinned, buffer| pinned.as_ptr().cast_const() == buffer.as_ptr());
+        buffer.fill(0x5A);
+
+        let error = backend.free_pinned(stale).unwrap_err();
+        assert_eq!(remedy(&error), Some(Remedy::FixCall));
+        let text = error.to_string();
+        let error = error.downcast::<StalePinned>().expect("typed");
+        assert_eq!((error.pinned, error.now.map(|(bytes, _)| bytes)), (stale, Some(4096)));
+        assert!(error.freed_at.is_some_and(|site| site.file() == file!()), "{text}");
+        assert!(text.contains("was freed before at") && text.contains("is another's and stays"), "{text}");
+        assert_eq!(probe.pinned_count(), 1);
+        assert!(buffer.iter().all(|&byte| byte == 0x5A), "the buffer is still there");
+        drop(buffer);
+        probe.assert_nothing_live();
+    }
+
+    a_stale_handle_frees_no_uploaders_buffer(driver) {
+        let backend = backend(driver);
+        let at = backend.alloc(4096).unwrap();
+        let probe = backend.ledger_probe();
+        // The uploader's two buffers are the only pinned memory there is then.
+        let held = || -> Vec<u64> {
+            probe.allocations_of(AllocKind::Pinned).into_iter().map(|(addr, _)| addr).collect()
+        };
+        let (stale, mut uploader) = reused(|| backend.alloc_pinned(4096).unwrap(), |pinned| {
+            backend.free_pinned(*pinned).unwrap();
+            Uploader::new(&backend, 4096).unwrap()
+        }, |pinned, _| held().contains(&(pinned.as_ptr() as u64)));
+        assert!(backend.free_pinned(stale).unwrap_err().is::<StalePinned>());
+        assert_eq!(probe.pinned_count(), 2);
+        uploader.upload(&[7; 4096], at).unwrap();
+        assert_eq!(uploader.finish().unwrap(), 4096);
+        drop(uploader);
+        backend.free(at).unwrap();
+        probe.assert_nothing_live();
+    }
+
+    a_handle_is_its_own_backends_alone(driver) {
+        let (one, other) = (backend(driver.clone()), backend(driver));
+        let pinned = one.alloc_pinned(4096).unwrap();
+        let error = other.free_pinned(pinned).unwrap_err().downcast::<FreeError>().expect("typed");
+        assert!(matches!(error.cause, ForgetError::Foreign { .. }), "{error}");
+        // Whoever makes a handle by hand has not allocated it here, whatever the address.
+        let address = std::ptr::NonNull::new(pinned.as_ptr()).unwrap();
+        // SAFETY: the memory is that of `pinned`.
+        let forged = unsafe { PinnedPtr::from_raw(address, pinned.len()) };
+        let error = one.free_pinned(forged).unwrap_err().downcast::<StalePinned>().expect("typed");
+        assert_eq!((error.freed_at, error.now.is_some()), (None, true));
+        one.free_pinned(pinned).unwrap();
+    }
+
     what_is_left_at_the_drop_is_freed_with_a_warning(driver) {
         let backend = backend(driver);
         let probe = backend.ledger_probe();
@@ -50,6 +110,26 @@ on_both_drivers! {
         assert!(lines[0].contains("1 arena allocation (3.00 MiB)") && lines[0].contains(file!()), "{lines:?}");
         assert!(lines[1].contains("1 pinned allocation (4.00 KiB)") && lines[1].contains(file!()), "{lines:?}");
     }
+}
+
+#[test]
+fn of_many_threads_with_one_handle_one_frees_it() {
+    let driver = common::sim();
+    let backend = backend(driver.clone());
+    for _ in 0..200 {
+        let pinned = backend.alloc_pinned(4096).unwrap();
+        let freed: usize = std::thread::scope(|scope| {
+            let free = || {
+                backend.bind_to_thread().unwrap();
+                usize::from(backend.free_pinned(pinned).is_ok())
+            };
+            let threads = [scope.spawn(free), scope.spawn(free), scope.spawn(free)];
+            threads.map(|thread| thread.join().unwrap()).into_iter().sum()
+        });
+        assert_eq!(freed, 1);
+    }
+    backend.ledger_probe().assert_nothing_live();
+    assert!(driver.leaks().memory.is_empty());
 }
 
 #[test]

@@ -5,11 +5,30 @@
 
 mod common;
 
-use common::{MIB, backend, logged};
-use metrale_cuda_backend::{GpuBackend, NotSupported, PinnedBuffer};
+use common::{MIB, backend, logged, reused};
+use metrale_cuda_backend::{GpuBackend, NotSupported, PinnedBuffer, StalePinned};
 use metrale_driver_sim::on_both_drivers;
 
 on_both_drivers! {
+    a_stale_handle_frees_nobody_elses_memory(driver) {
+        let (backend, other) = (backend(driver.clone()), backend(driver));
+        let (stale, mut buffer) = reused(|| backend.alloc_pinned(4096).unwrap(), |pinned| {
+            backend.free_pinned(*pinned).unwrap();
+            PinnedBuffer::new(&backend, 4096).unwrap()
+        }, |pinned, buffer| pinned.as_ptr().cast_const() == buffer.as_ptr());
+        buffer.fill(0x5A);
+        for wrong in [backend.free_pinned(stale), other.free_pinned(stale)] {
+            assert!(wrong.unwrap_err().is::<StalePinned>());
+        }
+        assert!(buffer.iter().all(|&byte| byte == 0x5A), "the buffer is still there");
+        drop(buffer);
+        let error = backend.free_pinned(stale).unwrap_err().downcast::<StalePinned>().expect("typed");
+        assert!(error.freed_at.is_some() && error.now.is_none(), "{error}");
+        let live = other.alloc_pinned(64).unwrap();
+        assert!(backend.free_pinned(live).unwrap_err().is::<StalePinned>(), "it is another backend's");
+        other.free_pinned(live).unwrap();
+    }
+
     everything_works_and_the_reads_answer_zero(driver) {
         let backend = backend(driver);
         let face: &dyn GpuBackend = &backend;

@@ -169,8 +169,9 @@ impl SimDriver {
     }
 
     /// Loses the primary context of a device as a faulting kernel would: pending work is dropped and every later call
-    /// answers `status`, until the last reference is released. Nothing happens for a device without a context, an
-    /// ordinal out of range, or status 0.
+    /// answers `status`. As on hardware, that is for good: when the last reference is released, retaining answers
+    /// `status` too, and only another instance, as another process, has a sound device. Nothing happens for a device
+    /// without a context, an ordinal out of range, or status 0.
     pub fn inject_fault(&self, device: usize, status: CUresult) {
         self.with(|model| {
             if status != CUDA_SUCCESS && model.has_context(device) {

@@ -30,11 +30,10 @@
 //!
 //! # Known or modelled
 //! Measured on an H200 with driver 580.159.04 and held to it by tests: allocation, statuses, captures, module loading,
-//! tensor maps, and the free figure for contexts, streams, module globals, graphs and managed memory at the points that
-//! were measured. Modelled, for want of a measurement: the free figure between those points, memory given back by a
-//! destroyed stream or unloaded module, 709 for a context that ended, 500 for the address range of an unknown address,
-//! use of a destroyed handle (400 here; a real driver may crash), and a second forbidden call in an invalidated capture
-//! (901).
+//! tensor maps, the end of a context, and the free figure for contexts, streams, module globals, graphs and managed
+//! memory at the points that were measured. Modelled, for want of a measurement: the free figure between and beyond those points,
+//! use of a destroyed handle (400 here; a real driver may crash), and what devices other than the H200 answer. The
+//! file `MEASURED.md` of this crate says of each answer which it is.
 //!
 //! # Example
 //! ```

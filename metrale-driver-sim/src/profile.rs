@@ -76,6 +76,8 @@ pub struct Profile {
     pub shared_per_multiprocessor_bytes: u32,
     /// Threads a multiprocessor holds at once.
     pub threads_per_multiprocessor: u32,
+    /// The second-level cache, in bytes.
+    pub l2_cache_bytes: u32,
     /// How allocations are packed into pages.
     pub packing: PackingRule,
     /// The byte that device memory shows where nothing was ever written. 0xFF reads as NaN in every floating-point
@@ -109,6 +111,7 @@ impl Profile {
             shared_optin_bytes: 227 << 10,
             shared_per_multiprocessor_bytes: 228 << 10,
             threads_per_multiprocessor: 2048,
+            l2_cache_bytes: 62_914_560,
             packing: PackingRule::H200,
             fresh_byte: 0xFF,
             pageable_copies: PageableCopies::default(),
@@ -130,6 +133,7 @@ impl Profile {
             shared_optin_bytes: 99 << 10,
             shared_per_multiprocessor_bytes: 100 << 10,
             threads_per_multiprocessor: 1536,
+            l2_cache_bytes: 24 << 20,
             ..Self::h200()
         }
     }
@@ -146,6 +150,7 @@ impl Profile {
             shared_optin_bytes: 99 << 10,
             shared_per_multiprocessor_bytes: 100 << 10,
             threads_per_multiprocessor: 1536,
+            l2_cache_bytes: 72 << 20,
             ..Self::h200()
         }
     }

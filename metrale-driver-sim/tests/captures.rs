@@ -266,7 +266,7 @@ on_both_drivers! {
         scene.clean();
     }
 
-    /// Forked work that is left when the capture ends: documented as 904.
+    /// Forked work that is left when the capture ends.
     unjoined_work(driver; sim: common::sim()) {
         let guard = ContextGuard::new(&driver, 0).unwrap();
         let cuda = Cuda::new(&driver);
@@ -316,6 +316,117 @@ on_both_drivers! {
         assert_eq!(cuda.graph_launch(exec, scene.s), 0);
         assert_eq!(cuda.stream_sync(scene.s), 0);
         assert_eq!((cuda.exec_destroy(exec), cuda.graph_destroy(graph)), (0, 0));
+        scene.clean();
+    }
+
+    /// What a capture forbids is answered 900 though the capture is invalid by then, what it would record 901.
+    an_invalidated_capture(driver; sim: common::sim()) {
+        let guard = ContextGuard::new(&driver, 0).unwrap();
+        let cuda = Cuda::new(&driver);
+        let scene = Scene::new(&cuda, guard.context(), false);
+        let (s, f) = (scene.s, scene.nothing);
+        assert_eq!((cuda.capture_begin(s, 2), cuda.nothing(f, s)), (0, 0));
+        let (_, graph) = cuda.end(s);
+        let exec = cuda.instantiate(graph).unwrap();
+        let (event, never) = (cuda.event(0).unwrap(), cuda.event(0).unwrap());
+        for mode in MODES {
+            assert_eq!((cuda.capture_begin(s, mode), cuda.nothing(f, s)), (0, 0));
+            assert_eq!((cuda.stream_query(s), cuda.capture_state(s)), (900, Ok(2)));
+            assert_eq!((cuda.stream_query(s), cuda.stream_sync(s)), (900, 900));
+            assert_eq!((cuda.nothing(f, s), cuda.memset_async(scene.memory, 0, 16, s)), (901, 901));
+            assert_eq!((cuda.event_record(event, s), cuda.stream_wait(s, never, 0)), (901, 901));
+            assert_eq!(cuda.capture_begin(s, mode), 401);
+            assert_eq!(cuda.graph_launch(exec, s), 900);
+            assert_eq!((cuda.capture_state(s), cuda.end(s)), (Ok(2), (901, 0)));
+        }
+        for event in [event, never] {
+            assert_eq!(cuda.event_destroy(event), 0);
+        }
+        assert_eq!((cuda.exec_destroy(exec), cuda.graph_destroy(graph)), (0, 0));
+        scene.clean();
+    }
+
+    /// Each call twice: in the stricter modes the first invalidates, and both are answered 900.
+    forbidden_calls_twice(driver; sim: common::sim()) {
+        let guard = ContextGuard::new(&driver, 0).unwrap();
+        let cuda = Cuda::new(&driver);
+        let scene = Scene::new(&cuda, guard.context(), false);
+        for mode in MODES {
+            let refused = mode != 2;
+            let pinned = [cuda.alloc_host(4096).unwrap(), cuda.alloc_host(4096).unwrap()];
+            let modules = [cuda.load(PTX.as_bytes()).unwrap(), cuda.load(PTX.as_bytes()).unwrap()];
+            let mut made = Vec::new();
+            let keep = |memory: Result<u64, i32>, made: &mut Vec<u64>| {
+                made.extend(memory.ok());
+                status(memory)
+            };
+            let twice = |name: &str, call: &mut dyn FnMut(usize) -> i32| {
+                assert_eq!((cuda.capture_begin(scene.s, mode), cuda.nothing(scene.nothing, scene.s)), (0, 0));
+                let (expected, state) = if refused { (900, 2) } else { (0, 1) };
+                assert_eq!(call(0), expected, "{name}, mode {mode}");
+                assert_eq!(cuda.capture_state(scene.s), Ok(state), "{name}, mode {mode}");
+                assert_eq!(call(1), expected, "{name} again, mode {mode}");
+                let (end, graph) = cuda.end(scene.s);
+                assert_eq!((end, graph != 0), (if refused { 901 } else { 0 }, !refused), "{name}, mode {mode}");
+                if graph != 0 {
+                    assert_eq!(cuda.graph_destroy(graph), 0);
+                }
+            };
+            twice("cuMemAlloc", &mut |_| keep(cuda.alloc(4096), &mut made));
+            twice("cuMemAllocManaged", &mut |_| keep(cuda.alloc_managed(4096, 1), &mut made));
+            twice("cuMemFreeHost", &mut |turn| cuda.free_host(pinned[turn]));
+            twice("cuModuleUnload", &mut |turn| cuda.unload(modules[turn]));
+            if refused {
+                for turn in 0..2 {
+                    assert_eq!((cuda.free_host(pinned[turn]), cuda.unload(modules[turn])), (0, 0));
+                }
+            }
+            made.into_iter().for_each(|memory| assert_eq!(cuda.free(memory), 0));
+        }
+        scene.clean();
+    }
+
+    /// Calls that no mode minds.
+    harmless_calls(driver; sim: common::sim()) {
+        let guard = ContextGuard::new(&driver, 0).unwrap();
+        let cuda = Cuda::new(&driver);
+        let scene = Scene::new(&cuda, guard.context(), false);
+        for mode in MODES {
+            let inside = cuda.event(0).unwrap();
+            assert_eq!((cuda.capture_begin(scene.s, mode), cuda.nothing(scene.nothing, scene.s)), (0, 0));
+            assert_eq!(cuda.current(), Ok(guard.context()));
+            assert_eq!(cuda.event_record(inside, scene.s), 0);
+            assert_eq!(cuda.copy_on_device(scene.memory, scene.memory + 1024, 16), 0);
+            assert_eq!(status(cuda.function_get(0, scene.nothing)), 0);
+            assert_eq!(status(cuda.range(scene.memory)), 0);
+            assert_eq!(cuda.pointer_attribute(2, scene.memory), Ok(2));
+            let created = cuda.event(0).unwrap();
+            assert_eq!((cuda.capture_state(scene.s), cuda.nothing(scene.nothing, scene.s)), (Ok(1), 0));
+            let (end, graph) = cuda.end(scene.s);
+            assert_eq!((end, graph != 0), (0, true), "mode {mode}");
+            assert_eq!(cuda.graph_destroy(graph), 0);
+            assert_eq!((cuda.event_destroy(inside), cuda.event_destroy(created)), (0, 0));
+        }
+        scene.clean();
+    }
+
+    /// An event that was recorded in a capture is of no use once that is over, until it is recorded again.
+    events_of_a_capture_that_ended(driver; sim: common::sim()) {
+        let guard = ContextGuard::new(&driver, 0).unwrap();
+        let cuda = Cuda::new(&driver);
+        let scene = Scene::new(&cuda, guard.context(), false);
+        let s = scene.s;
+        let event = cuda.event(0).unwrap();
+        assert_eq!((cuda.capture_begin(s, 2), cuda.nothing(scene.nothing, s)), (0, 0));
+        assert_eq!(cuda.event_record(event, s), 0);
+        let (end, graph) = cuda.end(s);
+        assert_eq!((end, graph != 0), (0, true));
+        let uses = || (cuda.event_query(event), cuda.event_sync(event), cuda.stream_wait(s, event, 0));
+        assert_eq!(uses(), (1, 1, 1));
+        assert_eq!((cuda.graph_destroy(graph), cuda.event_query(event)), (0, 1));
+        assert_eq!(cuda.event_record(event, s), 0);
+        assert_eq!((cuda.event_sync(event), cuda.event_query(event)), (0, 0));
+        assert_eq!(cuda.event_destroy(event), 0);
         scene.clean();
     }
 

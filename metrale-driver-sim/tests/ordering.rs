@@ -213,6 +213,17 @@ on_both_drivers! {
         assert_eq!((cuda.stream_destroy(s), cuda.free(a)), (0, 0));
     }
 
+    /// An event that was destroyed is told from a null one. (A handle that never was an event crashes a real driver.)
+    destroyed_event(driver; sim: sim()) {
+        let _guard = ContextGuard::new(&driver, 0).unwrap();
+        let cuda = Cuda::new(&driver);
+        let event = cuda.event(0).unwrap();
+        assert_eq!(cuda.event_destroy(event), 0);
+        assert_eq!((cuda.event_query(event), cuda.event_sync(event)), (709, 709));
+        assert_eq!(cuda.event_destroy(event), 709);
+        assert_eq!((cuda.event_query(0), cuda.event_sync(0), cuda.event_destroy(0)), (400, 400, 400));
+    }
+
     /// A replay sees the memory of its own time, and the order of the capture.
     graphs_replay(driver; sim: sim()) {
         let _guard = ContextGuard::new(&driver, 0).unwrap();

@@ -177,13 +177,11 @@ fn a_context_that_ended_is_told_from_none_and_can_be_made_anew() {
     let (cuda, guard) = open(&driver);
     let (context, address) = (guard.context(), cuda.alloc(1000).unwrap());
     let (stream, event) = (cuda.stream(0).unwrap(), cuda.event(0).unwrap());
-    // Another thread keeps it current.
     assert_eq!(cuda.release(0), 0);
     assert_eq!(status(cuda.alloc(1)), 709);
-    assert_eq!(cuda.set_current(context), 709);
     assert_eq!(cuda.retain(0), Ok(context));
     assert_eq!(cuda.free(address), 1, "its memory is gone");
-    assert_eq!((cuda.stream_sync(stream), cuda.event_query(event)), (400, 400));
+    assert_eq!((cuda.stream_sync(stream), cuda.event_query(event)), (400, 709));
     assert_eq!(guard.memory_info().unwrap().0, 149_557_477_376);
     drop(guard);
 }
@@ -312,14 +310,15 @@ fn faults_of_kernels_lose_the_context_and_say_why() {
 }
 
 #[test]
-fn after_a_fault_the_last_release_gives_a_sound_context() {
+fn an_injected_fault_is_for_good_and_another_instance_is_sound() {
     let driver = sim();
     let (cuda, guard) = open(&driver);
     let s = cuda.stream(1).unwrap();
     driver.inject_fault(0, 719);
     assert_eq!((status(cuda.alloc(1)), cuda.stream_sync(s), cuda.stream_query(s)), (719, 719, 719));
     drop(guard);
-    let (cuda, _guard) = open(&driver);
+    assert_eq!((cuda.retain(0), cuda.release(0)), (Err(719), 201));
+    let (cuda, _guard) = open(&sim());
     assert_eq!(status(cuda.alloc(1)), 0);
 }
 

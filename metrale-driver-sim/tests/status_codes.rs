@@ -20,6 +20,36 @@ impl Table {
     }
 }
 
+/// Device attributes by number.
+const H200_ATTRIBUTES: &[(u32, i32)] = &[
+    (1, 1024),
+    (2, 1024),
+    (4, 64),
+    (5, i32::MAX),
+    (6, 65_535),
+    (8, 49_152),
+    (10, 32),
+    (12, 65_536),
+    (16, 132),
+    (18, 0),
+    (38, 62_914_560),
+    (39, 2048),
+    (41, 1),
+    (75, 9),
+    (76, 0),
+    (81, 233_472),
+    (82, 65_536),
+    (83, 1),
+    (89, 1),
+    (91, 1),
+    (97, 232_448),
+    (99, 1),
+    (100, 0),
+    (106, 32),
+    (115, 1),
+    (119, 9),
+];
+
 /// An attribute number that no driver has.
 const NO_ATTRIBUTE: u32 = 100_000;
 
@@ -35,6 +65,7 @@ on_both_drivers! {
         host_memory(&cuda, &mut table);
         modules(&cuda, &mut table);
         captures(&cuda, &mut table);
+        events(&cuda, &mut table);
         devices(&cuda, &mut table, context.device());
         assert!(table.wrong.is_empty(), "rows that differ:\n{}", table.wrong.join("\n"));
     }
@@ -68,6 +99,16 @@ fn memory(cuda: &Cuda, table: &mut Table) {
     table.row("overlapping device copy", cuda.copy_on_device(a + 16, a, 1024), 0);
     let odd = cuda.alloc(1000).unwrap();
     table.row("address range inside an allocation of 1000", cuda.range(odd + 500), Ok((odd, 1000)));
+    // Its last 24 bytes up to the granule of 512 are nobody's.
+    for (what, address) in [
+        ("unknown", 0x1234_5678_9000),
+        ("null", 0),
+        ("one past the end", odd + 1000),
+        ("two past the end", odd + 1001),
+    ] {
+        table.row(&format!("address range, {what}"), cuda.range(address), Err(500));
+    }
+    table.row("memory type of an unknown address", cuda.pointer_attribute(2, 0x1234_5678_9000), Err(1));
     for address in [a, b, odd] {
         table.row("free", cuda.free(address), 0);
     }
@@ -103,9 +144,17 @@ fn modules(cuda: &Cuda, table: &mut Table) {
     table.row("size of a global", bytes, 4);
     table.row("value of a global", cuda.bytes(answer), 42u32.to_le_bytes());
 
+    table.row("global of a kernel's name", status(cuda.global(module, "nothing")), 1);
+    table.row("function of a global's name", status(cuda.function(module, "answer")), 500);
+    let hidden =
+        cuda.load(b".version 7.0\n.target sm_70\n.address_size 64\n.global .u32 hidden;\n\0").unwrap();
+    table.row("global without a linkage word", cuda.global(hidden, "hidden").map(|found| found.1), Ok(4));
+    table.row("unload", cuda.unload(hidden), 0);
+
     let f = cuda.function(module, "nothing").unwrap();
     table.row("launch with grid 0", cuda.launch(f, [0, 1, 1], [1; 3], 0, 0), 1);
     table.row("launch with 2048 threads", cuda.launch(f, [1; 3], [2048, 1, 1], 0, 0), 1);
+    table.row("launch with 2^96 threads", cuda.launch(f, [1; 3], [u32::MAX; 3], 0, 0), 1);
     table.row("launch with 1 MiB of shared memory", cuda.launch(f, [1; 3], [1; 3], 1 << 20, 0), 1);
     table.row("200 KiB of shared memory", cuda.function_set(f, 8, 200 << 10), 0);
     table.row("300 KiB of shared memory", cuda.function_set(f, 8, 300 << 10), 1);
@@ -189,6 +238,21 @@ fn captures(cuda: &Cuda, table: &mut Table) {
     table.row("unload", cuda.unload(module), 0);
 }
 
+fn events(cuda: &Cuda, table: &mut Table) {
+    const NO_TIMING: u32 = 2;
+    let timeless = [cuda.event(NO_TIMING).unwrap(), cuda.event(NO_TIMING).unwrap()];
+    for event in timeless {
+        table.row("record", cuda.event_record(event, 0), 0);
+    }
+    table.row("synchronize", cuda.sync(), 0);
+    table.row("time between events without timing", status(cuda.elapsed(timeless[0], timeless[1])), 400);
+    let never = [cuda.event(0).unwrap(), cuda.event(0).unwrap()];
+    table.row("time between events never recorded", status(cuda.elapsed(never[0], never[1])), 400);
+    for event in timeless.into_iter().chain(never) {
+        table.row("destroy", cuda.event_destroy(event), 0);
+    }
+}
+
 fn devices(cuda: &Cuda, table: &mut Table, device: i32) {
     table.row("device 99", status(cuda.device(99)), 101);
     table.row("device -1", status(cuda.device(-1)), 101);
@@ -209,7 +273,7 @@ fn devices(cuda: &Cuda, table: &mut Table, device: i32) {
     let named = unsafe { cuda.api.cuDeviceGetName(name.as_mut_ptr().cast(), 64, device) };
     table.row("name of the device", named, 0);
     if name.starts_with(b"NVIDIA H200\0") {
-        for (attribute, value) in [(16, 132), (18, 0), (75, 9), (76, 0), (99, 1), (115, 1)] {
+        for &(attribute, value) in H200_ATTRIBUTES {
             table.row(&format!("attribute {attribute}"), cuda.attribute(attribute, device), Ok(value));
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `cuTensorMapEncodeTiled`'s answers, as an H200 with driver 580 gave them, from both drivers.
+//! `cuTensorMapEncodeTiled`'s answers, as an H200 with driver 580.159.04 gave them, from both drivers.
 
 use core::ffi::c_void;
 use core::ptr;
@@ -25,11 +25,24 @@ struct Call {
 impl Call {
     fn make(&self, driver: &dyn DriverApi) -> CUresult {
         let mut map = CUtensorMap::default();
-        let strides = if self.strides.is_empty() { ptr::null() } else { self.strides.as_ptr() };
-        // SAFETY: the arrays have as many elements as the rank, the strides one less, and the map is a local.
+        // One more than the rank asks for: rank 1 has none, and its pointer must not be null.
+        let strides = [&self.strides[..], &[0]].concat();
+        // SAFETY: the map is a local, and the strides are one less than the rank and that one.
+        unsafe { self.make_with(driver, &mut map, strides.as_ptr()) }
+    }
+
+    /// # Safety
+    /// `map` has room for a map; `strides` is null or has one element less than the rank.
+    unsafe fn make_with(
+        &self,
+        driver: &dyn DriverApi,
+        map: *mut CUtensorMap,
+        strides: *const u64,
+    ) -> CUresult {
+        // SAFETY: the other arrays have as many elements as the rank; the rest is the caller's promise.
         unsafe {
             driver.cuTensorMapEncodeTiled(
-                &mut map,
+                map,
                 self.data_type,
                 u32::try_from(self.dims.len()).unwrap(),
                 ptr::without_provenance_mut::<c_void>(usize::try_from(self.address).unwrap()),
@@ -144,7 +157,9 @@ fn labelled(label: &str) -> Call {
         "sw64 64B" => Call { box_dims: vec![32, 64], swizzle: c::SWIZZLE_64B, ..plain },
         "sw64 66B?" => Call { box_dims: vec![33, 64], swizzle: c::SWIZZLE_64B, ..plain },
         "box rows 256" => Call { box_dims: vec![64, 256], ..plain },
-        "big box bytes" => Call { box_dims: vec![256, 256], ..plain },
+        "big box bytes" => {
+            Call { data_type: c::FLOAT32, strides: vec![4096], box_dims: vec![256, 256], ..plain }
+        }
         "es0 2 no interleave" => Call { element_strides: vec![2, 1], ..plain },
         other => panic!("{other}"),
     }
@@ -159,7 +174,8 @@ on_both_drivers! {
         let _context = ContextGuard::new(&driver, 0).unwrap();
         let mut calls = 0;
         for row in rows(include_str!("data/tma_cases.tsv")) {
-            // Row k37 is about where the map itself lies: `CUtensorMap` is aligned to 128 bytes, so it always lies well.
+            // Row k37 is about where the map itself lies, which is a test of its own below. The pointer to the strides
+            // of row k14 was not null; that a null one must do is for the layer above.
             let status: CUresult = row[row.len() - 1].parse().unwrap();
             assert_eq!(call(&row).make(&*driver), status, "{row:?}");
             calls += 1;
@@ -176,5 +192,69 @@ on_both_drivers! {
             calls += 1;
         }
         assert_eq!(calls, 21);
+    }
+
+    /// A box may take 233,472 bytes, the shared memory of a multiprocessor, and not a row more.
+    a_box_fits_a_multiprocessor(driver) {
+        let context = ContextGuard::new(&driver, 0).unwrap();
+        let mut most = 0;
+        // SAFETY: the result pointer is a local.
+        assert_eq!(unsafe { driver.cuDeviceGetAttribute(&mut most, 81, context.device()) }, 0);
+        let boxes: [(u32, u64, &[u32]); 7] = [
+            (c::FLOAT16, 2, &[256, 256]),
+            (c::FLOAT32, 4, &[256, 228]),
+            (c::UINT8, 1, &[256, 228, 4]),
+            (c::FLOAT32, 4, &[256, 229]),
+            (c::UINT8, 1, &[256, 229, 4]),
+            (c::FLOAT64, 8, &[256, 115]),
+            (c::FLOAT16, 2, &[256, 229, 2]),
+        ];
+        for (data_type, element_bytes, box_dims) in boxes {
+            let row = 4096 * element_bytes;
+            let strides = [row, row * 4096];
+            let call = Call {
+                data_type,
+                dims: vec![4096; box_dims.len()],
+                strides: strides[..box_dims.len() - 1].to_vec(),
+                box_dims: box_dims.to_vec(),
+                element_strides: vec![1; box_dims.len()],
+                ..plain()
+            };
+            let bytes = box_dims.iter().fold(element_bytes, |bytes, &side| bytes * u64::from(side));
+            let expected = if bytes <= u64::try_from(most).unwrap() { 0 } else { 1 };
+            assert_eq!(call.make(&*driver), expected, "{bytes} bytes: {call:?}");
+        }
+    }
+
+    /// At rank 1 nothing is read through the pointer to the strides, and null is refused all the same.
+    null_strides_are_refused_at_every_rank(driver) {
+        let _context = ContextGuard::new(&driver, 0).unwrap();
+        let one = Call {
+            data_type: c::UINT8,
+            dims: vec![1 << 20],
+            strides: Vec::new(),
+            box_dims: vec![256],
+            element_strides: vec![1],
+            ..plain()
+        };
+        for call in [one, plain()] {
+            let mut map = CUtensorMap::default();
+            assert_eq!(call.make(&*driver), 0);
+            // SAFETY: the map is a local, the strides are null.
+            assert_eq!(unsafe { call.make_with(&*driver, &mut map, ptr::null()) }, 1, "{call:?}");
+        }
+    }
+
+    /// The headers declare an alignment of 128 bytes; the driver writes wherever it is told to.
+    a_map_may_lie_anywhere(driver) {
+        let _context = ContextGuard::new(&driver, 0).unwrap();
+        let mut room = [CUtensorMap::default(); 3];
+        for misaligned_by in [64, 32, 16, 8] {
+            let map = room.as_mut_ptr().wrapping_byte_add(misaligned_by);
+            let call = plain();
+            // SAFETY: there is a whole map's room behind the address.
+            let status = unsafe { call.make_with(&*driver, map, call.strides.as_ptr()) };
+            assert_eq!(status, 0, "{misaligned_by}");
+        }
     }
 }

@@ -206,6 +206,27 @@ pub const fn check(function: DriverFn, status: CUresult) -> Result<(), DriverErr
     if status == CUDA_SUCCESS { Ok(()) } else { Err(DriverError { function, status }) }
 }
 
+/// Calls one function of a driver and keeps its name with its status, as [`check`] does: `ask!(driver, cuInit(0))`.
+///
+/// The call is the driver's own, and so stands in an `unsafe` block of the caller's.
+///
+/// ```
+/// use metrale_driver_sys::{DriverApi, DriverError, ask};
+///
+/// fn free_bytes(driver: &dyn DriverApi) -> Result<usize, DriverError> {
+///     let (mut free, mut total) = (0, 0);
+///     // SAFETY: the result pointers are locals.
+///     unsafe { ask!(driver, cuMemGetInfo_v2(&mut free, &mut total)) }?;
+///     Ok(free)
+/// }
+/// ```
+#[macro_export]
+macro_rules! ask {
+    ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        $crate::check($crate::DriverFn::$function, $driver.$function($($argument),*))
+    };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

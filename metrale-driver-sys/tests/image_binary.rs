@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Cubins of two assemblers, fatbins of CUDA 13.5, what people hand over by mistake, and which architecture runs what.
 
-use metrale_driver_sys::image::ImageKind;
 use metrale_driver_sys::image::arch::{
     ComputeCapability, IsaVersion, Portability, SmTarget, cubin_runs_on, ptx_runs_on,
 };
 use metrale_driver_sys::image::cubin::{Cubin, CubinAbi, CubinError, ElfHeader};
 use metrale_driver_sys::image::fatbin::{EntryKind, Fatbin, FatbinError, FatbinHeader, Packing};
 use metrale_driver_sys::image::ptx::Ptx;
+use metrale_driver_sys::image::{Code, ImageKind};
 
 macro_rules! files {
     ($($name:literal),* $(,)?) => {
@@ -225,6 +225,26 @@ fn a_fatbin_opens_into_its_images() {
     assert_eq!(Fatbin::read(EXACT).unwrap().entries[0].sm.to_string(), "sm_90a");
     assert_eq!(Fatbin::read(FAMILY).unwrap().entries[0].sm.to_string(), "sm_100f");
     assert_eq!(Fatbin::read(FAMILY).unwrap().entries[1].sm.to_string(), "sm_100f");
+}
+
+#[test]
+fn the_code_of_an_image_is_what_lies_there_unpacked() {
+    let fatbin = Fatbin::read(PLAIN).unwrap();
+    let [ptx, elf] = fatbin.entries[..] else { panic!("{:?}", fatbin.entries) };
+    assert_eq!(Code::all_in(PLAIN), [Code::Ptx(ptx.payload), Code::Cubin(elf.payload)]);
+    assert_eq!(Code::all_in(elf.payload), [Code::Cubin(elf.payload)]);
+    for packed in [PACKED, LZ4] {
+        let fatbin = Fatbin::read(packed).unwrap();
+        assert_eq!(
+            fatbin.entries.iter().filter(|entry| entry.code().is_some()).count(),
+            Code::all_in(packed).len()
+        );
+        assert!(
+            fatbin.entries.iter().all(|entry| (entry.packing == Packing::Plain) == entry.code().is_some())
+        );
+    }
+    assert_eq!(Code::all_in(&[b"\xef\xbb\xbf", PTX].concat()), [Code::Ptx(PTX)], "a driver takes no mark");
+    assert_eq!(Code::all_in(&PLAIN[..PLAIN.len() - 1]), [], "a fatbin that is not whole");
 }
 
 #[test]

@@ -4,11 +4,10 @@
 use core::ffi::{c_char, c_int};
 
 use metrale_driver_sys::{
-    CUDA_ERROR_INVALID_VALUE, CUdevice, CUdevice_attribute, CUuuid, DriverApi, DriverError, attribute,
+    CUDA_ERROR_INVALID_VALUE, CUdevice, CUdevice_attribute, CUuuid, DriverApi, DriverError, ask, attribute,
     image::arch::ComputeCapability,
 };
 
-use crate::call::ask;
 use crate::{HostError, VisibleDevices};
 
 /// Shared memory every kernel may use without opting in, in bytes, on every device so far.

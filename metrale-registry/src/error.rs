@@ -77,6 +77,14 @@ pub enum RegistryError {
         /// How many globals are known from the image.
         known: usize,
     },
+    /// The name is a kernel's: it has no address in device memory.
+    #[error("{symbol:?} in module {module:?} is a kernel, not a global: look it up as a function")]
+    SymbolIsKernel {
+        /// The module.
+        module: &'static str,
+        /// The name that was asked for.
+        symbol: String,
+    },
     /// The name has a NUL in it, which no name in a module has.
     #[error("{name:?} has a NUL in it, which no name in a module has")]
     NulInName {
@@ -104,7 +112,10 @@ impl RegistryError {
     pub const fn is_not_found(&self) -> bool {
         matches!(
             self,
-            Self::ModuleNotFound { .. } | Self::FunctionNotFound { .. } | Self::SymbolNotFound { .. }
+            Self::ModuleNotFound { .. }
+                | Self::FunctionNotFound { .. }
+                | Self::SymbolNotFound { .. }
+                | Self::SymbolIsKernel { .. }
         )
     }
 

@@ -15,12 +15,12 @@ use std::collections::hash_map::Entry;
 use std::sync::{Arc, LazyLock, Weak};
 
 use metrale_driver_sys::{
-    CU_STREAM_NON_BLOCKING, CUcontext, CUdevice, CUstream, DriverApi, DriverError, LoadError, system,
+    CU_STREAM_NON_BLOCKING, CUcontext, CUdevice, CUstream, DriverApi, DriverError, LoadError, ask, system,
 };
 use parking_lot::{Condvar, Mutex};
 
 use crate::advice::Advised;
-use crate::call::{Current, ask, current_context, set_current_context};
+use crate::current::{CurrentContext, current_context, set_current_context};
 use crate::teardown::{Resource, Teardown, TeardownSink};
 use crate::{DeviceFacts, VisibleDevices};
 
@@ -232,14 +232,36 @@ impl CudaHost {
         *self.sink.lock() = sink;
     }
 
+    /// Sets the sink where nobody has set one, and tells whether it did: for layers that have a better place than
+    /// standard error, and must not take the word from those above.
+    pub fn set_teardown_sink_if_none(&self, sink: TeardownSink) -> bool {
+        let mut set = self.sink.lock();
+        let free = set.is_none();
+        set.get_or_insert(sink);
+        free
+    }
+
     /// The sink, to be called with no lock held.
     pub(crate) fn teardown_sink(&self) -> Option<TeardownSink> {
         self.sink.lock().clone()
     }
 
-    /// The context current on this thread, until the guard goes.
-    pub(crate) fn enter(&self) -> Result<Current<'_>, DriverError> {
-        Current::enter(self.driver(), self.context)
+    /// The context current on this thread, 0 where none is: this host's own once the thread is
+    /// [bound](Self::bind_to_thread). Does not block; about 60 ns; allowed during a capture.
+    ///
+    /// # Errors
+    /// The driver's status.
+    pub fn current_context(&self) -> Result<CUcontext, DriverError> {
+        current_context(self.driver())
+    }
+
+    /// Makes the context current on this thread until the guard goes, and then what was before. Does not block; allowed
+    /// during a capture.
+    ///
+    /// # Errors
+    /// The driver's status; what was current still is.
+    pub fn enter(&self) -> Result<CurrentContext<'_>, DriverError> {
+        CurrentContext::enter(self.driver(), self.context)
     }
 
     fn make(driver: Arc<dyn DriverApi>, key: Key) -> Result<Self, HostError> {

@@ -5,9 +5,9 @@ use core::fmt;
 use std::borrow::Cow;
 
 use metrale_driver_sys::image::cubin::{Cubin, CubinError};
-use metrale_driver_sys::image::fatbin::{EntryKind, Fatbin, FatbinError, Packing};
+use metrale_driver_sys::image::fatbin::{EntryKind, Fatbin, FatbinError};
 use metrale_driver_sys::image::ptx::{Ptx, Text};
-use metrale_driver_sys::image::{ImageKind, arch::IsaVersion};
+use metrale_driver_sys::image::{Code, ImageKind, arch::IsaVersion};
 
 /// Why bytes are no image that a driver should see.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -119,7 +119,7 @@ impl<'a> Image<'a> {
         if !text.leading_bytes.is_empty() {
             return Err(ImageError::LeadingBytes { bytes: text.leading_bytes.len() });
         }
-        let start = if text.has_bom { BYTE_ORDER_MARK_BYTES } else { 0 };
+        let start = text.bom_bytes();
         let ptx = Ptx::read(&bytes[start..]);
         let mut notes = Vec::new();
         if text.has_bom {
@@ -166,11 +166,10 @@ impl<'a> Image<'a> {
             });
             // Names come from what lies there unpacked. Those of other entries are usually the same; they only serve
             // to suggest, and the driver has the last word on what is there.
-            let part = match (entry.packing, entry.kind) {
-                (Packing::Plain, EntryKind::Ptx) => Self::read_ptx(entry.payload).ok(),
-                (Packing::Plain, EntryKind::Elf) => Self::read_cubin(entry.payload).ok(),
-                _ => None,
-            };
+            let part = entry.code().and_then(|code| match code {
+                Code::Ptx(text) => Self::read_ptx(text).ok(),
+                Code::Cubin(cubin) => Self::read_cubin(cubin).ok(),
+            });
             if let Some(part) = part {
                 image.kernels.extend(part.kernels);
                 image.globals.extend(part.globals);
@@ -183,9 +182,6 @@ impl<'a> Image<'a> {
         Ok(image)
     }
 }
-
-/// U+FEFF in UTF-8.
-const BYTE_ORDER_MARK_BYTES: usize = 3;
 
 fn owned<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     names.into_iter().map(str::to_owned).collect()

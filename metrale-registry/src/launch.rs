@@ -7,13 +7,12 @@ use std::collections::HashMap;
 
 use metrale_driver_sys::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, CUfunction, CUfunction_attribute, CUstream,
-    DriverApi, DriverError, function_attribute,
+    DriverApi, DriverError, ask, function_attribute,
 };
 use parking_lot::RwLock;
 
 use crate::DeviceFacts;
 use crate::advice::Advised;
-use crate::call::ask;
 use crate::device::DEFAULT_SHARED_BYTES;
 
 /// One launch's numbers.
@@ -183,7 +182,7 @@ impl SharedOptIns {
             let which = function_attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // What does not fit a C int is refused by the driver like all that is beyond the device.
             let value = c_int::try_from(present.max(bytes)).unwrap_or(c_int::MAX);
-            // SAFETY: no memory is passed; the driver checks the handle.
+            // SAFETY: no memory is passed; whoever launches promises that the function is one of this registry's.
             unsafe { ask!(driver, cuFuncSetAttribute(function, which, value)) }?;
         }
         allowed.insert(function, present.max(bytes));

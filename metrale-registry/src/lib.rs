@@ -44,7 +44,7 @@
 //! ```
 
 mod advice;
-mod call;
+mod current;
 mod device;
 mod error;
 mod host;
@@ -57,6 +57,7 @@ mod teardown;
 mod visible_devices;
 
 pub use advice::{advice, is_teardown_noop};
+pub use current::CurrentContext;
 pub use device::{DeviceFacts, device_count};
 pub use error::{ModuleLoadError, RegistryError, ReleaseError};
 pub use host::{CudaHost, HostError};

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use metrale_driver_sys::{
     CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, CU_JIT_INFO_LOG_BUFFER,
-    CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, CUDA_ERROR_NOT_FOUND, CUdeviceptr, CUfunction, CUmodule, DriverError,
+    CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUdeviceptr,
+    CUfunction, CUmodule, DriverError, ask,
     image::{ImageKind, arch::IsaVersion},
 };
 use parking_lot::RwLock;
 
 use crate::advice::is_earlier_fault;
-use crate::call::ask;
 use crate::error::ModuleLoadError;
 use crate::image::{Image, ImageNote};
 use crate::nearest::nearest;
@@ -175,6 +175,11 @@ impl Module {
         })?;
         match answer {
             Ok(()) => Ok((address, bytes)),
+            // A driver answers "invalid value" here. The image's own list may lack names of a packed fatbin, so the driver
+            // has the last word on what is a kernel.
+            Err(error) if error.status == CUDA_ERROR_INVALID_VALUE && self.function(host, symbol).is_ok() => {
+                Err(RegistryError::SymbolIsKernel { module: self.info.name, symbol: symbol.to_owned() })
+            }
             Err(error) if error.status == CUDA_ERROR_NOT_FOUND => Err(RegistryError::SymbolNotFound {
                 module: self.info.name,
                 symbol: symbol.to_owned(),

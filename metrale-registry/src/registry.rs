@@ -132,8 +132,8 @@ impl MetraleRegistry {
     /// freed by the caller, and gone with the registry.
     ///
     /// # Errors
-    /// `ModuleNotFound` and `SymbolNotFound`, with the nearest names there are; `NulInName`; `LookUp` for other
-    /// answers of the driver.
+    /// `ModuleNotFound` and `SymbolNotFound`, with the nearest names there are; `SymbolIsKernel`; `NulInName`; `LookUp`
+    /// for other answers of the driver.
     pub fn device_symbol(&self, module: &str, symbol: &str) -> Result<(CUdeviceptr, usize), RegistryError> {
         self.module(module)?.symbol(&self.host, symbol)
     }

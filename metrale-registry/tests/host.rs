@@ -59,6 +59,22 @@ on_both_drivers! { the_facts_are_the_devices(driver) {
     assert_eq!(DeviceFacts::all(&*driver).unwrap().len(), device_count(&*driver).unwrap());
 }}
 
+on_both_drivers! { a_guard_makes_the_context_current_and_puts_back_what_was(driver) {
+    let host = CudaHost::acquire(driver, 0).unwrap();
+    assert_eq!(host.current_context(), Ok(host.context()));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            assert_eq!(host.current_context(), Ok(0));
+            {
+                let _outer = host.enter().unwrap();
+                drop(host.enter().unwrap());
+                assert_eq!(host.current_context(), Ok(host.context()), "the inner guard changed nothing");
+            }
+            assert_eq!(host.current_context(), Ok(0));
+        });
+    });
+}}
+
 #[test]
 fn the_h200s_facts_are_those_measured() {
     let facts = DeviceFacts::of(&*h200(), 0).unwrap();

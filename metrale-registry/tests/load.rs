@@ -82,7 +82,10 @@ on_both_drivers! { globals_have_an_address_a_size_and_their_first_value(driver) 
     let error = registry.device_symbol("m", "step").unwrap_err();
     assert_eq!(error.to_string(), "module \"m\" has no global \"step\"; did you mean \"steps\"?");
     assert!(error.is_not_found());
-    assert!(registry.device_symbol("m", "store").unwrap_err().is_not_found(), "a kernel is no global");
+    let error = registry.device_symbol("m", "store").unwrap_err();
+    assert!(error.is_not_found(), "a kernel is no global: {error}");
+    assert!(matches!(error, RegistryError::SymbolIsKernel { module: "m", .. }), "{error:?}");
+    assert!(error.to_string().contains("\"store\" in module \"m\" is a kernel, not a global"), "{error}");
 }}
 
 on_both_drivers! { names_that_are_not_there_bring_the_nearest(driver) {

@@ -170,6 +170,18 @@ fn release_hands_failures_to_its_caller_instead() {
 }
 
 #[test]
+fn a_sink_is_not_taken_from_whoever_set_it() {
+    let driver = Arc::new(FaultDriver::new(h200()));
+    let host = CudaHost::acquire(driver.clone(), 0).unwrap();
+    let ((first, told_first), (second, told_second)) = (keeping(), keeping());
+    assert!(host.set_teardown_sink_if_none(first));
+    assert!(!host.set_teardown_sink_if_none(second));
+    driver.fail_every(DriverFn::cuStreamDestroy_v2, 700);
+    drop(host);
+    assert_eq!((told_first.lock().unwrap().len(), told_second.lock().unwrap().len()), (1, 0));
+}
+
+#[test]
 fn a_sink_may_ask_for_the_host_again() {
     let driver = Arc::new(FaultDriver::new(h200()));
     let host = CudaHost::acquire(driver.clone(), 0).unwrap();

@@ -3,9 +3,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 /// The script, the same for this machine and for one without Rust.
 const RUN_SH: &str = include_str!("run.sh");
@@ -29,10 +28,8 @@ pub(crate) struct Program {
 pub(crate) enum Placing {
     /// As it is, by a link where the file system has them.
     Linked,
-    /// A copy as it is: it was built without symbols.
+    /// As a copy, to go elsewhere.
     Copied,
-    /// A copy without symbols.
-    Stripped,
 }
 
 /// Checks that `dir` may be written: absent, empty, or made here before.
@@ -111,19 +108,10 @@ fn clear(dir: &Path) -> Result<()> {
 }
 
 fn place(from: &Path, to: &Path, placing: Placing) -> Result<()> {
-    let said = || format!("placing {} as {}", from.display(), to.display());
-    match placing {
-        Placing::Linked if fs::hard_link(from, to).is_ok() => {}
-        Placing::Linked | Placing::Copied => {
-            fs::copy(from, to).with_context(said)?;
-        }
-        Placing::Stripped => {
-            let status = Command::new("strip").arg("-o").arg(to).arg(from).status().with_context(said)?;
-            if !status.success() {
-                bail!("{}: `strip` ended with {status}", said());
-            }
-        }
+    if placing == Placing::Linked && fs::hard_link(from, to).is_ok() {
+        return Ok(());
     }
+    fs::copy(from, to).with_context(|| format!("placing {} as {}", from.display(), to.display()))?;
     Ok(())
 }
 

@@ -40,7 +40,7 @@ struct Job {
 
 /// In this order what one job builds serves the next. `scale` is the first to build: it changes a variable that a build
 /// script reads, so anywhere else what stands before it would be built twice.
-const JOBS: [Job; 14] = [
+const JOBS: [Job; 15] = [
     Job { name: "fmt", what: "sources are formatted", run: fmt },
     Job { name: "tidy", what: "headers, words, directions, reasons", run: |_| passed(tidy::run()) },
     Job { name: "direction", what: "cargo tree of the pure crates shows no driver", run: direction },
@@ -52,7 +52,8 @@ const JOBS: [Job; 14] = [
     Job { name: "msrv", what: "builds with the oldest Rust the workspace names", run: msrv },
     Job { name: "outside", what: "a crate elsewhere takes the ledger alone", run: outside_crate },
     Job { name: "package", what: "each crate builds from what would be published", run: package },
-    Job { name: "load", what: "the README's first command", run: |_| passed(readme::run(0)) },
+    Job { name: "load", what: "the README's first command", run: |_| passed(readme::run_with_its_sample()) },
+    Job { name: "bare", what: "tests of the backend without the ledger", run: bare },
     Job { name: "nextest", what: "every test in a process of its own", run: nextest },
     Job { name: "test", what: "the README's second command: all tests", run: |_| passed(readme::run(1)) },
 ];
@@ -161,13 +162,18 @@ fn each_feature(metadata: &Metadata) -> Result<Outcome> {
         return missing("clippy");
     }
     for combination in features::combinations(&published(metadata)) {
-        run_command(cargo(["clippy"]).args(combination).args(["--", "-D", "warnings"]))?;
+        run_command(cargo(["clippy", "--all-targets"]).args(combination).args(["--", "-D", "warnings"]))?;
     }
     Ok(Outcome::Passed)
 }
 
 fn has_clippy() -> bool {
     answers("cargo", &["clippy", "--version"])
+}
+
+fn bare(_: &Metadata) -> Result<Outcome> {
+    let test = ["test", "-p", "metrale-cuda-backend", "--no-default-features", "--test", "without_ledger"];
+    passed(run_command(&mut cargo(test)))
 }
 
 fn docs(_: &Metadata) -> Result<Outcome> {

@@ -11,8 +11,10 @@ use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::{Artifact, Message, TargetKind};
 
 use crate::bundle::{self, Placing, Program};
-use crate::cargo::{answers, cargo, metadata, output, published, root};
+use crate::cargo::{cargo, metadata, output, published, root};
 
+/// The cargo profile of a bundle: small programs that keep the checks of a debug build.
+const BUNDLE_PROFILE: &str = "gpu-test";
 /// Features that are off by default and hold GPU tests of their own.
 const GPU_FEATURES: [&str; 1] = ["cudarc"];
 
@@ -27,9 +29,9 @@ pub(crate) struct Args {
     /// Name the tests and run none
     #[arg(long)]
     list: bool,
-    /// Build with this cargo profile
-    #[arg(long, value_name = "NAME", default_value = "dev")]
-    profile: String,
+    /// Build with this cargo profile [default: dev, for a bundle gpu-test]
+    #[arg(long, value_name = "NAME")]
+    profile: Option<String>,
 }
 
 /// Ends with the script's own status where the tests ran: 1 for a failed one, 2 for none.
@@ -45,7 +47,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 }
 
 fn run_here(args: &Args) -> Result<ExitCode> {
-    let built = Built::build(&args.profile, None)?;
+    let built = Built::build(args.profile.as_deref().unwrap_or("dev"), None)?;
     let dir = built.target_dir.join("gpu-test");
     bundle::make(&dir, &built.programs, Some(&built.metrale), Placing::Linked)?;
     let mut script = Command::new("sh");
@@ -64,13 +66,10 @@ fn run_here(args: &Args) -> Result<ExitCode> {
 fn make_bundle(dir: &Path, args: &Args) -> Result<()> {
     // Said before minutes of building, not after.
     bundle::check_ours(dir)?;
-    let strip = answers("strip", &["--version"]);
-    let (placing, strip_by_cargo) =
-        if strip { (Placing::Stripped, None) } else { (Placing::Copied, Some("symbols")) };
-    let built = Built::build(&args.profile, strip_by_cargo)?;
+    let built = Built::build(args.profile.as_deref().unwrap_or(BUNDLE_PROFILE), Some("symbols"))?;
     let count: usize = built.programs.iter().map(|program| program.tests.len()).sum();
     ensure!(count > 0, "the workspace holds no GPU test: an ignored one whose path ends in `::device`");
-    bundle::make(dir, &built.programs, Some(&built.metrale), placing)?;
+    bundle::make(dir, &built.programs, Some(&built.metrale), Placing::Copied)?;
 
     let sizes = bundle::sizes(dir)?;
     let total: u64 = sizes.iter().map(|(size, _)| size).sum();
@@ -79,7 +78,7 @@ fn make_bundle(dir: &Path, args: &Args) -> Result<()> {
         for (size, path) in sizes.iter().take(5) {
             eprintln!("  {:>10}  {}", mib(*size), path.display());
         }
-        bail!("the bundle is {}, more than {}: try `--profile release`", mib(total), mib(bundle::MAX_BYTES));
+        bail!("the bundle is {}, more than {}", mib(total), mib(bundle::MAX_BYTES));
     }
     println!("on the GPU machine: sh {}/run.sh", dir.file_name().unwrap_or_default().to_string_lossy());
     Ok(())

@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
+use metrale_cuda_backend::MetraleCudaBackend;
 use metrale_driver_sys::{DriverApi, DriverFn, check};
-use metrale_registry::{CudaHost, DeviceFacts, VisibleDevices};
+use metrale_registry::{DeviceFacts, VisibleDevices, device_count};
 
 use crate::args::DoctorArgs;
 use crate::driver_choice::DriverChoice;
@@ -22,18 +23,8 @@ pub fn run(args: &DoctorArgs, console: &mut Console<'_>) -> Exit {
         Ok(chosen) => examine(chosen.driver),
         Err(error) => DoctorReport::without_driver(error.to_string()),
     };
-    let printed = if args.json {
-        match serde_json::to_string_pretty(&report) {
-            Ok(json) => console.answer(json),
-            Err(error) => {
-                console.remark(error);
-                return Exit::Failed;
-            }
-        }
-    } else {
-        console.answer(&report)
-    };
-    if report.usable { answered(printed) } else { Exit::Failed }
+    let printed = console.answer_as(args.json, &report);
+    if report.usable { answered(printed, console) } else { Exit::Failed }
 }
 
 /// Asks a driver for all it has, as far as it answers.
@@ -44,15 +35,19 @@ fn examine(driver: Arc<dyn DriverApi>) -> DoctorReport {
         .filter(|&&function| !driver.provides(function))
         .map(ToString::to_string)
         .collect();
-    match DeviceFacts::all(&*driver) {
-        Ok(devices) if devices.is_empty() => {
-            report.problems.push("the driver starts, and shows this process no device".to_owned());
-        }
-        Ok(devices) => {
-            for facts in devices {
-                let device = DeviceReport::new(&facts, free_bytes(&driver, facts.ordinal));
-                report.usable |= device.problem.is_none();
-                report.devices.push(device);
+    match device_count(&*driver) {
+        Ok(0) => report.problems.push("the driver starts, and shows this process no device".to_owned()),
+        Ok(count) => {
+            // Each by itself: one broken device must not hide the others.
+            for ordinal in 0..count {
+                match DeviceFacts::of(&*driver, ordinal) {
+                    Ok(facts) => {
+                        let device = DeviceReport::new(&facts, free_bytes(&driver, ordinal));
+                        report.usable |= device.problem.is_none();
+                        report.devices.push(device);
+                    }
+                    Err(error) => report.problems.push(error.to_string()),
+                }
             }
         }
         Err(error) => report.problems.push(error.to_string()),
@@ -67,11 +62,7 @@ fn examine(driver: Arc<dyn DriverApi>) -> DoctorReport {
 }
 
 /// What a device has free, which takes a context: the proof that it can be used at all.
-fn free_bytes(driver: &Arc<dyn DriverApi>, ordinal: usize) -> Result<u64, String> {
-    let host = CudaHost::acquire(Arc::clone(driver), ordinal).map_err(|error| error.to_string())?;
-    let (mut free, mut total) = (0, 0);
-    // SAFETY: the result pointers are locals; the host has made its context current.
-    let status = unsafe { host.driver().cuMemGetInfo_v2(&mut free, &mut total) };
-    check(DriverFn::cuMemGetInfo_v2, status).map_err(|error| error.to_string())?;
-    Ok(free as u64)
+fn free_bytes(driver: &Arc<dyn DriverApi>, ordinal: usize) -> anyhow::Result<u64> {
+    let backend = MetraleCudaBackend::builder().driver(Arc::clone(driver)).ordinal(ordinal).build()?;
+    Ok(backend.memory_info()?.free_bytes)
 }

@@ -9,55 +9,53 @@ use metrale_ledger::Snapshot;
 
 use crate::args::LoadArgs;
 use crate::model::{Catalogue, ModelInput, Shown, TensorSpec, scope_of};
-use crate::render::load::{LoadReport, Shortage};
+use crate::render::load::{LoadFailure, LoadReport, ModelNames, Shortage};
 use crate::{Console, Exit, answered};
 
 /// Runs the command.
 pub fn run(args: &LoadArgs, console: &mut Console<'_>) -> Exit {
     if args.list_models {
-        return list_models(console);
+        return list_models(args.json, console);
     }
     let input = match ModelInput::open(&args.files, args.model.as_deref()) {
         Ok(input) => input,
-        Err(error) => {
-            console.remark(&error);
-            return Exit::BadInput;
-        }
+        Err(error) => return failed(args, LoadFailure::of_input(args, &error), console),
     };
+    if input.files().is_empty() && args.verify > 0 {
+        console.remark("--verify has nothing to compare: a catalogue model has no data");
+    }
     for remark in input.remarks() {
         console.remark(remark);
     }
     match load(args, &input, console) {
         Ok(report) => {
             let exit = report.exit();
-            let printed = if args.json {
-                match serde_json::to_string_pretty(&report) {
-                    Ok(json) => console.answer(json),
-                    Err(error) => {
-                        console.remark(error);
-                        return Exit::Failed;
-                    }
-                }
-            } else {
-                console.answer(&report)
-            };
+            let printed = console.answer_as(args.json, &report);
             if let Some(shortage) = &report.error {
                 console.remark(&shortage.message);
             }
-            if exit == Exit::Done { answered(printed) } else { exit }
+            if exit == Exit::Done { answered(printed, console) } else { exit }
         }
-        Err(error) => {
-            console.remark(format_args!("{error:#}"));
-            Exit::Failed
-        }
+        Err(error) => failed(args, LoadFailure::new(&input, &error), console),
     }
 }
 
-fn list_models(console: &mut Console<'_>) -> Exit {
+/// Says why there is no account.
+fn failed(args: &LoadArgs, failure: LoadFailure, console: &mut Console<'_>) -> Exit {
+    console.remark(&failure);
+    if args.json {
+        // The error is said already; a closed output changes nothing.
+        let _ = console.answer_as(true, &failure);
+    }
+    failure.exit()
+}
+
+fn list_models(json: bool, console: &mut Console<'_>) -> Exit {
     match Catalogue::embedded() {
         Ok(catalogue) => {
-            let names: Vec<_> = catalogue.names().map(str::to_owned).collect();
-            answered(console.answer(names.join("\n")))
+            let printed =
+                console.answer_as(json, &ModelNames(catalogue.names().map(str::to_owned).collect()));
+            answered(printed, console)
         }
         Err(error) => {
             console.remark(error);
@@ -66,35 +64,42 @@ fn list_models(console: &mut Console<'_>) -> Exit {
     }
 }
 
-/// Loads, measures, verifies, frees, sweeps.
+/// Loads, measures, verifies; then frees and sweeps, whatever happened before.
 fn load(args: &LoadArgs, input: &ModelInput, console: &mut Console<'_>) -> anyhow::Result<LoadReport> {
     let chosen = args.target.driver.clone().open()?;
     if let Some(remark) = &chosen.remark {
         console.remark(remark);
     }
-    let source = chosen.driver.source();
     let backend = MetraleCudaBackend::builder().driver(chosen.driver).ordinal(args.target.device).build()?;
+    let mut held = Vec::with_capacity(input.tensors().len());
+    let measured = measure(args, input, &backend, &mut held, console);
+    let swept = give_back(&backend, &held);
+    // The first error is the one that counts; what follows from it may fail too.
+    let report = measured?;
+    Ok(report.swept(swept?))
+}
 
+/// What is done while memory is held.
+fn measure<'input>(
+    args: &LoadArgs,
+    input: &'input ModelInput,
+    backend: &MetraleCudaBackend,
+    held: &mut Vec<Held<'input>>,
+    console: &Console<'_>,
+) -> anyhow::Result<LoadReport> {
     // The pinned buffers come before the baseline: what they cost is not the model's.
     let mut uploader = match input.files() {
         [] => None,
-        _ => Some(Uploader::new(&backend, args.buffer_mb as usize * (1 << 20))?),
+        _ => Some(Uploader::new(backend, args.buffer_mb as usize * (1 << 20))?),
     };
     let baseline_free_bytes = backend.memory_info()?.free_bytes;
 
     let start = Instant::now();
-    let mut held = Vec::with_capacity(input.tensors().len());
-    let filled = fill(&backend, input, uploader.as_mut(), &mut held, console);
-    let shortage = match filled {
+    let shortage = match fill(backend, input, uploader.as_mut(), held, console) {
         Ok(()) => None,
         Err(error) => match error.downcast_ref::<OutOfMemory>() {
             Some(shortage) => Some(Shortage::new(shortage, format!("{error:#}"))),
-            None => {
-                // Nothing is left on the device, whatever went wrong.
-                drop(uploader);
-                give_back(&backend, &held)?;
-                return Err(error);
-            }
+            None => return Err(error),
         },
     };
     let bytes_copied = match &mut uploader {
@@ -103,15 +108,10 @@ fn load(args: &LoadArgs, input: &ModelInput, console: &mut Console<'_>) -> anyho
     };
     let seconds = start.elapsed().as_secs_f64();
 
-    let moment = Moment::of(&backend, baseline_free_bytes)?;
-    let report = backend.alloc_report(args.top, args.min_mb);
-    let verified = if shortage.is_none() { verify(&backend, input, &held, args.verify)? } else { 0 };
-    drop(uploader);
-    let swept = give_back(&backend, &held)?;
-
-    Ok(LoadReport::new(input, &backend, source, args.target.device, moment, report)
-        .copied(bytes_copied, seconds)
-        .ended(verified, swept, shortage))
+    let moment = Moment::of(backend, baseline_free_bytes)?;
+    let text = backend.alloc_report(args.top, args.min_mb);
+    let verified = if shortage.is_none() { verify(backend, input, held, args.verify)? } else { 0 };
+    Ok(LoadReport::new(input, backend, moment, text).copied(bytes_copied, seconds).ended(verified, shortage))
 }
 
 /// The figures while everything is loaded.
@@ -160,6 +160,7 @@ fn fill<'input>(
         let at = backend.alloc(bytes).with_context(about)?;
         held.push(Held { tensor, at });
         if let (Some(uploader), Some(data)) = (uploader.as_deref_mut(), input.data(tensor)) {
+            input.check_whole(tensor)?;
             uploader.upload(data, at).with_context(about)?;
         }
         bar.inc(tensor.bytes);

@@ -48,7 +48,7 @@ pub enum IndexError {
     #[error("the index maps no tensor")]
     NoTensors,
     /// A shard outside the index's folder.
-    #[error("shard name {} leaves the folder of the index: shards stand beside it or below it", Shown(.0))]
+    #[error("shard name {} leaves the folder of the index, or may: name a file below it, without a leading \"/\" and without \"..\"", Shown(.0))]
     LeavesFolder(String),
     /// A shard name that is a name on no system, or not the same on all.
     #[error("shard name {} is not usable: a shard name has no backslash, no control character and is not empty", Shown(.0))]
@@ -210,7 +210,9 @@ impl Index {
             if shard.is_empty() || shard.contains(|c: char| c == '\\' || c.is_control()) {
                 return Err(IndexError::BadShardName(shard.clone()));
             }
-            if !Path::new(shard).components().all(|part| matches!(part, Component::Normal(_))) {
+            let mut parts = Path::new(shard).components();
+            // A leading "./" is the folder itself.
+            if !parts.all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
                 return Err(IndexError::LeavesFolder(shard.clone()));
             }
             shards.entry(shard).or_default().insert(name);

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
@@ -28,11 +29,33 @@ pub enum MapError {
     Unreadable(io::Error),
 }
 
+/// A mapped file. Derefs to its bytes.
+#[derive(Debug)]
+pub(crate) struct Mapped {
+    file: File,
+    map: Mmap,
+}
+
+impl Mapped {
+    /// Whether the file still reaches as far as the map: reading past a file's end through a map ends the process.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.file.metadata().is_ok_and(|about| about.len() >= self.map.len() as u64)
+    }
+}
+
+impl Deref for Mapped {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.map
+    }
+}
+
 /// Maps `path`. Nothing of the file is read yet.
 ///
 /// # Errors
 /// [`MapError`], see there.
-pub(super) fn map(path: &Path) -> Result<Mmap, MapError> {
+pub(super) fn map(path: &Path) -> Result<Mapped, MapError> {
     // Asked before the file is opened: opening a pipe would wait for its writer.
     let about = std::fs::metadata(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => MapError::Missing,
@@ -53,7 +76,7 @@ pub(super) fn map(path: &Path) -> Result<Mmap, MapError> {
     // it of the user, and every reader of weights by map stands on it.
     let map = unsafe { Mmap::map(&file) }.map_err(MapError::Unreadable)?;
     // The file may have shrunk between the question and the map.
-    if map.is_empty() { Err(MapError::Empty) } else { Ok(map) }
+    if map.is_empty() { Err(MapError::Empty) } else { Ok(Mapped { file, map }) }
 }
 
 /// The file in a folder that was most likely meant: its index, or its first .safetensors file by name.

@@ -76,6 +76,9 @@ pub enum InputError {
         /// The file that has it again.
         second: PathBuf,
     },
+    /// A file that became shorter after it was opened.
+    #[error("{}: the file became shorter while it was being read; fetch it again, and load it when it is complete", ShownPath(.0))]
+    Shrunk(PathBuf),
     /// A name the catalogue does not have.
     #[error(transparent)]
     Catalogue(#[from] CatalogueError),
@@ -109,7 +112,7 @@ impl fmt::Display for Remark {
 /// A model's tensors, in the order in which they are to be loaded, and their bytes where there are any.
 ///
 /// Files stay mapped as long as this lives: they must not be truncated or rewritten meanwhile, or reading them ends
-/// the process (`SIGBUS`) or gives other bytes. Opening reads the headers only, whatever the files' size.
+/// the process (`SIGBUS`) or gives other bytes. [`check_whole`](Self::check_whole) catches all but the moment of reading. Opening reads the headers only, whatever the files' size.
 #[derive(Debug)]
 pub struct ModelInput {
     title: String,
@@ -167,6 +170,22 @@ impl ModelInput {
         match &tensor.source {
             TensorSource::Mapped { file, range } => self.files.get(*file)?.data(range),
             TensorSource::Catalogue => None,
+        }
+    }
+
+    /// Refuses a tensor whose file became shorter since it was opened. Ask right before reading its
+    /// [`data`](Self::data): reading past a file's end through its map ends the process.
+    ///
+    /// # Errors
+    /// [`InputError::Shrunk`].
+    pub fn check_whole(&self, tensor: &TensorSpec) -> Result<(), InputError> {
+        match &tensor.source {
+            TensorSource::Mapped { file, .. }
+                if !self.files.get(*file).is_none_or(SafetensorsFile::is_whole) =>
+            {
+                Err(InputError::Shrunk(self.path_of(tensor)))
+            }
+            _ => Ok(()),
         }
     }
 

@@ -11,14 +11,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
 use safetensors::{SafeTensorError, SafeTensors};
 use serde::de::IgnoredAny;
 use thiserror::Error;
 
 use super::foreign::{self, Foreign};
 use super::header::{self, HeaderEntry};
-use super::mapped::{self, MapError};
+use super::mapped::{self, MapError, Mapped};
 use super::shown::Shown;
 use super::tensor::{Dtype, SizeError, TensorSource, TensorSpec, byte_size};
 
@@ -213,7 +212,7 @@ pub enum SafetensorsError {
 #[derive(Debug)]
 pub struct SafetensorsFile {
     path: PathBuf,
-    map: Mmap,
+    map: Mapped,
     tensors: Vec<TensorSpec>,
     notes: Vec<String>,
 }
@@ -231,7 +230,7 @@ impl SafetensorsFile {
     ///
     /// # Errors
     /// [`SafetensorsError`], see there.
-    pub fn from_map(path: &Path, map: Mmap, file: usize) -> Result<Self, SafetensorsError> {
+    pub(crate) fn from_map(path: &Path, map: Mapped, file: usize) -> Result<Self, SafetensorsError> {
         let head = &map[..map.len().min(HEAD_BYTES)];
         if let Some(foreign) = foreign::recognize(head, path) {
             return Err(SafetensorsError::Foreign(foreign));
@@ -283,6 +282,11 @@ impl SafetensorsFile {
     /// Bytes of a range that a tensor of this file names.
     pub fn data(&self, range: &Range<u64>) -> Option<&[u8]> {
         self.map.get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
+    }
+
+    /// Whether the file is as long as it was when it was opened.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.map.is_whole()
     }
 }
 

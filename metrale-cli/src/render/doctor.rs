@@ -60,10 +60,10 @@ impl DoctorReport {
 }
 
 impl DeviceReport {
-    pub(crate) fn new(facts: &DeviceFacts, free_bytes: Result<u64, String>) -> Self {
+    pub(crate) fn new(facts: &DeviceFacts, free_bytes: anyhow::Result<u64>) -> Self {
         let (free_bytes, problem) = match free_bytes {
             Ok(free) => (Some(free), None),
-            Err(problem) => (None, Some(problem)),
+            Err(problem) => (None, Some(format!("{problem:#}"))),
         };
         Self {
             ordinal: facts.ordinal,

@@ -3,13 +3,20 @@
 
 use std::fmt;
 
-use metrale_cuda_backend::{MetraleCudaBackend, OutOfMemory};
+use metrale_cuda_backend::{HostError, MetraleCudaBackend, OutOfMemory, Remedy, remedy};
+use metrale_driver_sys::CUDA_ERROR_OUT_OF_MEMORY;
 use metrale_ledger::{ByteSize, LabelRow, SiteRow};
 use serde::Serialize;
 
 use crate::Exit;
+use crate::args::LoadArgs;
 use crate::commands::load::Moment;
-use crate::model::{ModelInput, Shown};
+use crate::model::{InputError, ModelInput, ShownPath};
+
+/// The `kind` of an error that another input would mend.
+const BAD_INPUT: &str = "bad_input";
+/// The `kind` of an error that memory would mend.
+const OUT_OF_MEMORY: &str = "out_of_memory";
 
 /// The account of a load. All `_bytes` are bytes; the figures are of the moment when everything was loaded (or, out of
 /// memory, when the last tensor that fitted was).
@@ -104,7 +111,7 @@ pub struct Shortage {
 impl Shortage {
     pub(crate) fn new(cause: &OutOfMemory, message: String) -> Self {
         Self {
-            kind: "out_of_memory",
+            kind: OUT_OF_MEMORY,
             requested_bytes: cause.requested_bytes,
             free_bytes: cause.free_bytes,
             total_bytes: cause.total_bytes,
@@ -117,17 +124,15 @@ impl LoadReport {
     pub(crate) fn new(
         input: &ModelInput,
         backend: &MetraleCudaBackend,
-        driver: String,
-        ordinal: usize,
         moment: Moment,
         ledger_report: String,
     ) -> Self {
         let totals = moment.snapshot.totals;
         Self {
             model: input.title().to_owned(),
-            driver,
+            driver: backend.driver().source(),
             device: backend.facts().name.clone(),
-            ordinal,
+            ordinal: backend.facts().ordinal,
             tensors: input.tensors().len(),
             empty_tensors: input.empty_tensors(),
             allocations: totals.live_count,
@@ -154,13 +159,12 @@ impl LoadReport {
         Self { bytes_copied, seconds, ..self }
     }
 
-    pub(crate) fn ended(
-        self,
-        verified_tensors: usize,
-        swept_allocations: usize,
-        error: Option<Shortage>,
-    ) -> Self {
-        Self { verified_tensors, swept_allocations, error, ..self }
+    pub(crate) fn ended(self, verified_tensors: usize, error: Option<Shortage>) -> Self {
+        Self { verified_tensors, error, ..self }
+    }
+
+    pub(crate) fn swept(self, swept_allocations: usize) -> Self {
+        Self { swept_allocations, ..self }
     }
 
     /// How the program ends with this answer.
@@ -189,18 +193,18 @@ impl fmt::Display for LoadReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = if self.error.is_some() { "did not fit" } else { "loaded" };
         writeln!(f, "{} {state} on device {} ({}; {})", self.model, self.ordinal, self.device, self.driver)?;
-        write!(f, "{} tensors", self.tensors)?;
+        write!(f, "{}", Count(self.tensors as u64, "tensor"))?;
         if self.empty_tensors > 0 {
             write!(f, ", {} of them empty", self.empty_tensors)?;
         }
-        write!(f, ", {} allocations in {:.3} s; ", self.allocations, self.seconds)?;
+        write!(f, ", {} in {:.3} s; ", Count(self.allocations, "allocation"), self.seconds)?;
         if self.bytes_copied == 0 {
             writeln!(f, "nothing copied")?;
         } else {
             writeln!(f, "{} copied", ByteSize(self.bytes_copied))?;
         }
         if self.verified_tensors > 0 {
-            writeln!(f, "{} tensors copied back equal the file", self.verified_tensors)?;
+            writeln!(f, "{} copied back as in the file", Count(self.verified_tensors as u64, "tensor"))?;
         }
         writeln!(f, "\n{}\n", self.ledger_report.trim_end())?;
 
@@ -219,13 +223,103 @@ impl fmt::Display for LoadReport {
             self.device_free_bytes as i64,
             &format!(" of {}", ByteSize(self.device_total_bytes)),
         )?;
-        write!(f, "after freeing all, a sweep found {} allocations", self.swept_allocations)
+        write!(f, "after freeing all, a sweep found {}", Count(self.swept_allocations as u64, "allocation"))
     }
 }
 
-impl ScopeLine {
-    /// The label as it may be printed: tensors are named by strangers.
-    pub fn shown(&self) -> String {
-        self.scope.as_deref().map_or_else(|| "(none)".to_owned(), |label| Shown(label).to_string())
+/// A number of things, in the singular for one.
+struct Count(u64, &'static str);
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}{}", self.0, self.1, if self.0 == 1 { "" } else { "s" })
+    }
+}
+
+/// What `metrale load --list-models` answers.
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+pub struct ModelNames(pub Vec<String>);
+
+impl fmt::Display for ModelNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("\n"))
+    }
+}
+
+/// What `metrale load` answers where it came to no account at all.
+#[derive(Debug, Serialize)]
+pub struct LoadFailure {
+    /// The model: a path, a number of files, or the catalogue's name.
+    pub model: String,
+    /// What happened.
+    pub error: Failure,
+}
+
+/// Why there is no account.
+#[derive(Debug, Serialize)]
+pub struct Failure {
+    /// `bad_input`; `out_of_memory` where the context or the pinned buffers found no room; else `failed`.
+    pub kind: &'static str,
+    /// The whole answer, for people.
+    pub message: String,
+}
+
+impl LoadFailure {
+    pub(crate) fn of_input(args: &LoadArgs, error: &InputError) -> Self {
+        let files = args.files.iter().map(|path| ShownPath(path).to_string()).collect::<Vec<_>>();
+        let model = args.model.clone().unwrap_or_else(|| files.join(", "));
+        Self { model, error: Failure { kind: BAD_INPUT, message: error.to_string() } }
+    }
+
+    pub(crate) fn new(input: &ModelInput, error: &anyhow::Error) -> Self {
+        // A context that does not fit is memory too, though the host says it with the driver's status alone.
+        let no_room_for_a_context = error
+            .downcast_ref::<HostError>()
+            .and_then(HostError::driver_error)
+            .is_some_and(|error| error.status == CUDA_ERROR_OUT_OF_MEMORY);
+        let out_of_memory = no_room_for_a_context || remedy(error) == Some(Remedy::FreeAndRetry);
+        let kind = match error.downcast_ref::<InputError>() {
+            Some(_) => BAD_INPUT,
+            None if out_of_memory => OUT_OF_MEMORY,
+            None => "failed",
+        };
+        Self { model: input.title().to_owned(), error: Failure { kind, message: format!("{error:#}") } }
+    }
+
+    /// How the program ends with this answer.
+    pub fn exit(&self) -> Exit {
+        match self.error.kind {
+            BAD_INPUT => Exit::BadInput,
+            OUT_OF_MEMORY => Exit::OutOfMemory,
+            _ => Exit::Failed,
+        }
+    }
+}
+
+impl fmt::Display for LoadFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.error.message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use metrale_driver_sys::{CUresult, DriverError, DriverFn};
+
+    use super::*;
+
+    fn failure(status: CUresult) -> LoadFailure {
+        let error = DriverError { function: DriverFn::cuDevicePrimaryCtxRetain, status };
+        let input = ModelInput::open(&[], Some("gpt2")).unwrap();
+        LoadFailure::new(&input, &HostError::Context { ordinal: 0, error }.into())
+    }
+
+    #[test]
+    fn a_device_too_full_for_a_context_is_out_of_memory_and_any_other_failure_is_not() {
+        assert_eq!(failure(CUDA_ERROR_OUT_OF_MEMORY).exit(), Exit::OutOfMemory);
+        for status in [1, 46, 100, 700, 999] {
+            assert_eq!(failure(status).exit(), Exit::Failed, "{status}");
+        }
     }
 }

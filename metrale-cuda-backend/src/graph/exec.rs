@@ -91,8 +91,15 @@ impl MetraleCudaBackend {
         if !self.config().debug_sync_kernels {
             return Ok(());
         }
-        self.debug_wait(stream)
-            .map_err(|driver| GraphFault { name: Arc::clone(&entry.name), stream, driver }.into())
+        self.debug_wait(stream).map_err(|driver| {
+            let name = Arc::clone(&entry.name);
+            if is_sticky(driver.status) {
+                GraphFault { name, stream, driver }.into()
+            } else {
+                // The wait itself was refused: of the graph nothing is known, and the context goes on.
+                failed(driver, format!("waiting for graph {name:?} after its launch"), None)
+            }
+        })
     }
 
     /// See [`GpuBackend::update_graph`](crate::GpuBackend::update_graph).

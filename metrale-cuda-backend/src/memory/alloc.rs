@@ -82,9 +82,8 @@ impl MetraleCudaBackend {
         };
         given.map_err(|error| self.not_given(error, bytes, kind, site))?;
         if let Err(misuse) = self.book().record(addr, bytes, kind, site) {
-            // The conflict is the error that counts; a refusal to take back would only follow from it.
-            let _ = self.give_to_driver(addr);
-            return Err(LedgerConflict { addr, bytes, reason: misuse.to_string() }.into());
+            let not_given_back = self.give_to_driver(addr).err();
+            return Err(LedgerConflict { addr, bytes, reason: misuse.to_string(), not_given_back }.into());
         }
         Ok(DevicePtr(addr))
     }

@@ -9,6 +9,7 @@ mod info;
 mod memset;
 mod out_of_memory;
 mod pinned;
+mod pinned_book;
 mod upload;
 
 pub use alloc::FreeError;
@@ -17,4 +18,6 @@ pub use copy_2d::{Copy2d, Side};
 pub use info::MemoryInfo;
 pub use out_of_memory::{Holder, OutOfMemory, Verdict};
 pub use pinned::{PinnedBuffer, PinnedPtr};
+pub(crate) use pinned_book::PinnedBook;
+pub use pinned_book::StalePinned;
 pub use upload::Uploader;

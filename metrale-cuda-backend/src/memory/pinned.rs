@@ -16,14 +16,18 @@ use crate::call::ask;
 use crate::error::LedgerConflict;
 use crate::graph::Reach;
 use crate::memory::alloc::{ALLOCATE_BEFORE, FREE_AFTER, refuse_no_bytes};
+use crate::memory::pinned_book::LivePinned;
 
 /// Pinned host memory by its address and size, as [`GpuBackend::alloc_pinned`](crate::GpuBackend::alloc_pinned) returns it.
 ///
-/// A handle, not an owner: it can be copied, and nothing is freed when it goes. [`PinnedBuffer`] is the owner.
+/// A handle, not an owner: it can be copied, and nothing is freed when it goes. [`PinnedBuffer`] is the owner. It stays
+/// the handle of the memory it was made for: once that is freed it frees nothing, whoever has the address by then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PinnedPtr {
     address: NonNull<u8>,
     bytes: usize,
+    /// Which allocation of the process it is; 0 where no backend of this crate made it.
+    generation: u64,
 }
 
 // SAFETY: a handle gives no access by itself; whoever follows the pointer promises that nobody else does meanwhile.
@@ -33,14 +37,14 @@ unsafe impl Sync for PinnedPtr {}
 
 impl PinnedPtr {
     /// The handle of memory that something else pinned, for implementations of
-    /// [`GpuBackend`](crate::GpuBackend) that do not end in [`MetraleCudaBackend`].
+    /// [`GpuBackend`](crate::GpuBackend) that do not end in [`MetraleCudaBackend`], which refuses to free it.
     ///
     /// # Safety
     /// `address` is the start of `bytes` bytes of initialized host memory, good for reading and writing until they are
     /// freed through the backend that returns the handle.
     #[must_use]
     pub const unsafe fn from_raw(address: NonNull<u8>, bytes: usize) -> Self {
-        Self { address, bytes }
+        Self { address, bytes, generation: 0 }
     }
 
     /// The address, for reading and writing.
@@ -82,8 +86,12 @@ impl PinnedPtr {
         unsafe { slice::from_raw_parts_mut(self.address.as_ptr(), self.bytes) }
     }
 
-    fn addr(self) -> u64 {
+    pub(crate) fn addr(self) -> u64 {
         self.address.addr().get() as u64
+    }
+
+    pub(crate) const fn generation(self) -> u64 {
+        self.generation
     }
 }
 
@@ -107,27 +115,48 @@ impl MetraleCudaBackend {
             .map_err(|error| self.not_given(error, bytes, AllocKind::Pinned, site))?;
         let Some(address) = NonNull::new(address.cast::<u8>()) else {
             let reason = "null is no address".to_owned();
-            return Err(LedgerConflict { addr: 0, bytes, reason }.into());
+            return Err(LedgerConflict { addr: 0, bytes, reason, not_given_back: None }.into());
         };
         // SAFETY: the driver has just allocated `bytes` bytes there, and nobody else knows the address.
         unsafe { address.write_bytes(0, bytes) };
-        let pinned = PinnedPtr { address, bytes };
-        if let Err(misuse) = self.book().record(pinned.addr(), bytes, AllocKind::Pinned, site) {
-            // The conflict is the error that counts; a refusal to take back would only follow from it.
-            let _ = self.give_pinned_to_driver(pinned.addr());
-            return Err(LedgerConflict { addr: pinned.addr(), bytes, reason: misuse.to_string() }.into());
+        let live = LivePinned::new(bytes, site);
+        let pinned = PinnedPtr { address, bytes, generation: live.generation() };
+        let addr = pinned.addr();
+        // Book and ledger change together, so that no free on another thread sees the one without the other.
+        let mut book = self.pinned_book();
+        if let Err(misuse) = self.book().record(addr, bytes, AllocKind::Pinned, site) {
+            book.strike(addr);
+            drop(book);
+            let not_given_back = self.give_pinned_to_driver(addr).err();
+            return Err(LedgerConflict { addr, bytes, reason: misuse.to_string(), not_given_back }.into());
         }
+        book.enter(addr, live);
         Ok(pinned)
     }
 
     /// See [`GpuBackend::free_pinned`](crate::GpuBackend::free_pinned).
     #[track_caller]
     pub fn free_pinned(&self, pinned: PinnedPtr) -> Result<()> {
+        let site = Location::caller();
         self.outside_capture(Reach::Thread, "freeing pinned memory", FREE_AFTER)?;
         let there = self.bound_to_free("freeing pinned memory")?;
+        let mut book = self.pinned_book();
+        // An address alone proves nothing: by now it may be that of a buffer somebody else has borrowed.
+        if book.at(pinned).is_some_and(|live| live.generation() != pinned.generation()) {
+            return Err(book.stale(pinned, site).into());
+        }
+        // Where nothing is live there, the ledger knows best what was.
         let record = self.forget(pinned.addr(), AllocKind::Pinned, "free_pinned")?;
+        let live = book.leave(pinned, site).ok_or_else(|| book.stale(pinned, site))?;
+        drop(book);
         let answer = if there { self.give_pinned_to_driver(pinned.addr()) } else { Ok(()) };
-        self.settle_free(answer, pinned.addr(), record.as_ref(), || format!("freeing {pinned}"))
+        let mut book = self.pinned_book();
+        let settled =
+            self.settle_free(answer, pinned.addr(), record.as_ref(), || format!("freeing {pinned}"));
+        if settled.is_err() {
+            book.enter(pinned.addr(), live);
+        }
+        settled
     }
 
     /// The driver's free of pinned memory, alone.

@@ -68,15 +68,14 @@ impl<'backend> Uploader<'backend> {
         }
         let stream = backend.create_stream()?;
         let undo = |error| {
-            // The first error is the one that counts.
-            let _ = backend.destroy_stream(stream);
+            tell(backend.destroy_stream(stream));
             error
         };
         let first = Slot::new(backend, buffer_bytes).map_err(undo)?;
         match Slot::new(backend, buffer_bytes) {
             Ok(second) => Ok(Self { backend, stream, slots: [first, second], queued_bytes: 0 }),
             Err(error) => {
-                let _ = first.give_back(backend);
+                tell(first.give_back(backend));
                 Err(undo(error))
             }
         }
@@ -157,9 +156,14 @@ impl Drop for Uploader<'_> {
             outcome = outcome.and(given);
         }
         outcome = outcome.and(self.backend.destroy_stream(self.stream));
-        if let Err(error) = outcome {
-            tracing::error!("an uploader could not give everything back: {error:#}");
-        }
+        tell(outcome);
+    }
+}
+
+/// Logs what could not be given back where another error is the caller's, or nobody is there to take one.
+fn tell(outcome: Result<()>) {
+    if let Err(error) = outcome {
+        tracing::error!("an uploader could not give everything back: {error:#}");
     }
 }
 
@@ -180,8 +184,7 @@ impl Slot {
         match backend.create_event() {
             Ok(event) => Ok(Self { buffer, event, used_bytes: 0, in_flight: false }),
             Err(error) => {
-                // The first error is the one that counts.
-                let _ = backend.free_pinned(buffer);
+                tell(backend.free_pinned(buffer));
                 Err(error)
             }
         }

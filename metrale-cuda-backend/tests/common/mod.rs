@@ -50,6 +50,17 @@ pub fn assert_site(site: &str, file: &str, line: u32) {
     assert!(site.starts_with(&format!("{file}:{line}:")), "{site} is not of {file}:{line}");
 }
 
+/// Makes one thing, then a second that `frees` the first, until the second has the address of the first, as `same` tells.
+/// Which address comes next is the driver's to decide; that of the last free comes soon on both.
+pub fn reused<A, B>(make: impl Fn() -> A, frees: impl Fn(&A) -> B, same: impl Fn(&A, &B) -> bool) -> (A, B) {
+    let tries = (0..256).map(|_| {
+        let first = make();
+        let second = frees(&first);
+        (first, second)
+    });
+    tries.into_iter().find(|(first, second)| same(first, second)).expect("a freed address comes again")
+}
+
 /// What a closure logs on this thread, one line an event.
 pub fn logged<T>(act: impl FnOnce() -> T) -> (T, Vec<String>) {
     let lines = Lines::default();

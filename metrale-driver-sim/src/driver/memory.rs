@@ -120,7 +120,7 @@ impl Face {
         })
     }
 
-    /// Base and size as asked for. An address of no allocation is answered 500, which is not measured.
+    /// Base and size as asked for. An address of no allocation is answered 500.
     pub(super) unsafe fn cuMemGetAddressRange_v2(
         &self,
         pbase: *mut CUdeviceptr,

@@ -141,8 +141,9 @@ impl Face {
         l2Promotion: CUtensorMapL2promotion,
         oobFill: CUtensorMapFloatOOBfill,
     ) -> CUresult {
-        // A function of its arguments: no context is asked for, and no capture minds.
-        self.call(|_| {
+        // A function of its arguments: no context is asked for, and no capture minds. Where one is current, its device
+        // says how large a box may be.
+        self.call(|model| {
             // SAFETY: the trait's promise for result pointers.
             let out = unsafe { Out::new(tensorMap) }?;
             let rank = tensorRank as usize;
@@ -151,13 +152,17 @@ impl Face {
             }
             // SAFETY: the trait's promise: the array has an element for each dimension.
             let dims = unsafe { values(globalDim, rank) }?;
+            // Measured: a null pointer is refused even at rank 1, where nothing is read through it.
+            if globalStrides.is_null() {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
             // SAFETY: as above, less the innermost.
             let strides_bytes = unsafe { values(globalStrides, rank - 1) }?;
             // SAFETY: as for the dimensions.
             let box_dims = unsafe { values(boxDim, rank) }?;
             // SAFETY: as for the dimensions.
             let element_strides = unsafe { values(elementStrides, rank) }?;
-            let map = tensor_map::encode(&tensor_map::Arguments {
+            let arguments = tensor_map::Arguments {
                 data_type: tensorDataType,
                 address: globalAddress.addr() as u64,
                 dims: &dims,
@@ -168,14 +173,17 @@ impl Face {
                 swizzle,
                 l2_promotion: l2Promotion,
                 oob_fill: oobFill,
-            })?;
+            };
+            let profile = model.profiles.get(model.current_device().unwrap_or(0));
+            let max_box_bytes = profile.map_or(0, |profile| profile.shared_per_multiprocessor_bytes);
+            let map = tensor_map::encode(&arguments, max_box_bytes.into())?;
             out.put(map);
             Ok(())
         })
     }
 }
 
-/// Reads an array; none is needed for no elements.
+/// Reads an array.
 ///
 /// # Safety
 /// A pointer that is neither null nor one of this driver's own numbers has `count` elements.

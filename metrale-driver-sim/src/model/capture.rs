@@ -4,10 +4,12 @@
 //! ```text
 //!            begin                   forbidden call (900, 905, 906, 907, 902), or end on a forked stream (903)
 //!   none ------------> active ----------------------------------------------> invalidated
-//!     ^                  |  end: 0 with a graph; 904 with forked work left         |  any use: 901
+//!     ^                  |  end: 0 with a graph; 904 with forked work left         |  work for the stream: 901
 //!     +------------------+  end by a wrong thread: 908, no graph                   |  end: 901, no graph
 //!     +----------------------------------------------------------------------------+
 //! ```
+//!
+//! A call that a capture forbids is answered alike whether the capture is still valid or not.
 //!
 //! What forbids a call depends on the mode (see [`Model::unsafe_call`] for the potentially unsafe ones):
 //!
@@ -15,7 +17,7 @@
 //! |---|---|---|---|
 //! | alloc, free, pinned alloc, query or sync of an event or another stream: same thread | 900 | 900 | 0 |
 //! | the same from another thread | 900 | 0 | 0 |
-//! | query or sync of the capturing stream, context sync from any thread | 900 | 900 | 900 |
+//! | query or sync of the capturing stream, graph launch into it, context sync from any thread | 900 | 900 | 900 |
 //! | legacy stream while a blocking stream captures | 906 | 906 | 906 |
 
 use std::collections::HashMap;
@@ -101,7 +103,8 @@ impl Model {
             return Err(CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
         }
         let graph = self.handles.take(Kind::Graph);
-        self.graphs.insert(graph, Graph { device: capture.device, body: Arc::new(Body::new(capture.nodes)) });
+        self.graphs
+            .insert(graph, Graph { device: capture.device, body: Arc::new(Body { nodes: capture.nodes }) });
         Ok(graph)
     }
 
@@ -162,11 +165,16 @@ impl Model {
         self.refuse(&hit, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     }
 
+    /// What a stream never allows while it captures, in whichever mode.
+    pub(crate) fn not_while_capturing(&mut self, handle: u64) -> Result<(), CUresult> {
+        let capture = self.streams.get(handle).and_then(|stream| stream.capture);
+        self.refuse(capture.as_slice(), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    }
+
     /// A query or synchronization of one stream: never allowed where it captures.
     pub(crate) fn stream_wait_call(&mut self, handle: u64) -> Result<(), CUresult> {
-        if let Some(id) = self.route(handle)? {
-            return self.refuse(&[id], CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-        }
+        self.not_while_capturing(handle)?;
+        self.route(handle)?;
         match self.streams.get(handle).map(|stream| stream.device) {
             Some(device) => self.unsafe_call(device),
             None => Ok(()),
@@ -194,8 +202,16 @@ impl Model {
         CUDA_ERROR_STREAM_CAPTURE_ISOLATION
     }
 
-    /// A query or synchronization of an event recorded in a capture: 907.
+    /// Whether a capture was begun and not ended, valid or not.
+    pub(crate) fn is_open_capture(&self, id: u64) -> bool {
+        self.captures.contains_key(&id)
+    }
+
+    /// A query or synchronization of an event recorded in a capture: 907, or 1 once that capture is over.
     pub(crate) fn refuse_captured_event(&mut self, id: u64) -> CUresult {
+        if !self.is_open_capture(id) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
         self.invalidate(id);
         CUDA_ERROR_CAPTURED_EVENT
     }
@@ -206,10 +222,7 @@ impl Model {
         let (kind, own) = (stream.kind, stream.capture);
         let Some(capture) = self.captures.get(&event_of) else {
             // That capture is over: the event stands for nothing that could be waited for.
-            return Err(match own {
-                Some(id) => self.refuse_isolation(id),
-                None => CUDA_ERROR_CAPTURED_EVENT,
-            });
+            return Err(CUDA_ERROR_INVALID_VALUE);
         };
         if let Some(own) = own
             && own != event_of
@@ -272,18 +285,16 @@ impl Model {
             .map(|(&id, _)| id)
     }
 
-    /// Invalidates captures and answers `status`, or 901 where all were invalid before.
+    /// Invalidates captures and answers `status`, for one that was invalid before too.
     fn refuse(&mut self, captures: &[u64], status: CUresult) -> Result<(), CUresult> {
-        if captures.is_empty() {
-            return Ok(());
-        }
-        let fresh = captures.iter().filter(|&&id| self.invalidate(id)).count();
-        Err(if fresh > 0 { status } else { CUDA_ERROR_STREAM_CAPTURE_INVALIDATED })
+        captures.iter().for_each(|&id| self.invalidate(id));
+        if captures.is_empty() { Ok(()) } else { Err(status) }
     }
 
-    /// Whether the capture was valid until now.
-    fn invalidate(&mut self, id: u64) -> bool {
-        self.captures.get_mut(&id).is_some_and(|capture| core::mem::replace(&mut capture.valid, false))
+    fn invalidate(&mut self, id: u64) {
+        if let Some(capture) = self.captures.get_mut(&id) {
+            capture.valid = false;
+        }
     }
 }
 

@@ -20,7 +20,7 @@ pub(crate) struct Context {
     pub(crate) references: usize,
     /// The legacy stream's handle.
     pub(crate) legacy: u64,
-    /// The sticky status, once work has faulted.
+    /// The sticky status, once work has faulted. It outlives the context: no process gets another on that device.
     pub(crate) fault: Option<CUresult>,
     /// Synthetic time, in nanoseconds.
     pub(crate) clock_ns: u64,
@@ -92,7 +92,7 @@ impl Model {
         self.current.get(&thread::number()).copied().ok_or(CUDA_ERROR_INVALID_CONTEXT)
     }
 
-    /// 0 clears; a primary context that is not there now is answered 709.
+    /// 0 clears. A primary context that ended can be made current all the same; what is then called answers 709.
     pub(crate) fn set_current(&mut self, handle: u64) -> Result<(), CUresult> {
         self.initialized()?;
         if handle == 0 {
@@ -100,15 +100,15 @@ impl Model {
             return Ok(());
         }
         let device = self.context_of(handle)?;
-        if self.contexts[device].references == 0 {
-            return Err(CUDA_ERROR_CONTEXT_IS_DESTROYED);
-        }
         self.current.insert(thread::number(), device);
         Ok(())
     }
 
     pub(crate) fn retain(&mut self, device: i32) -> Result<u64, CUresult> {
         let device = self.device(device)?;
+        if let Some(fault) = self.contexts[device].fault {
+            return Err(fault);
+        }
         if self.contexts[device].references == 0 {
             self.memory.open_context(device)?;
             let legacy = self.contexts[device].legacy;
@@ -145,7 +145,6 @@ impl Model {
         self.streams.retain(|stream| stream.device != device);
         self.thread_streams.retain(|&(_, of), _| of != device);
         self.memory.close_context(device);
-        self.contexts[device].fault = None;
     }
 
     /// What is alive now, on one device or all.
@@ -197,6 +196,20 @@ fn handles<T>(
     map.iter().filter(|(_, value)| keep(value)).map(|(&handle, _)| handle.into()).collect()
 }
 
+/// `CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE`
+const L2_CACHE_BYTES: u32 = 38;
+/// `CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR`
+const MAX_BLOCKS_PER_MULTIPROCESSOR: u32 = 106;
+
+/// Blocks that a multiprocessor holds at once, as the programming guide lists them.
+fn blocks_per_multiprocessor(compute_capability: (u32, u32)) -> i32 {
+    match compute_capability {
+        (7, 5) | (8, 6 | 7) => 16,
+        (8, 9) | (11.., _) => 24,
+        _ => 32,
+    }
+}
+
 /// `cuDeviceGetAttribute`: 1 for what this model has no answer to.
 pub(crate) fn device_attribute(profile: &Profile, number: u32, device: usize) -> Result<i32, CUresult> {
     use attribute as a;
@@ -211,11 +224,12 @@ pub(crate) fn device_attribute(profile: &Profile, number: u32, device: usize) ->
         // Constant memory, registers of a block and of a multiprocessor.
         9 | a::MAX_REGISTERS_PER_BLOCK | 82 => 65_536,
         a::MULTIPROCESSOR_COUNT => profile.multiprocessors as i32,
+        L2_CACHE_BYTES => profile.l2_cache_bytes as i32,
         a::INTEGRATED => profile.integrated.into(),
         // Mapped host memory, concurrent kernels, stream priorities, cooperative launch.
         19 | 31 | 78 | 95 => 1,
-        // Compute mode: default.
-        20 => 0,
+        // Compute mode: default. Page tables shared with the host: no.
+        20 | 100 => 0,
         // PCI bus, device and domain.
         33 => device as i32 + 1,
         34 | 50 => 0,
@@ -224,8 +238,17 @@ pub(crate) fn device_attribute(profile: &Profile, number: u32, device: usize) ->
         a::COMPUTE_CAPABILITY_MINOR => minor as i32,
         a::MAX_SHARED_MEMORY_PER_MULTIPROCESSOR => profile.shared_per_multiprocessor_bytes as i32,
         a::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => profile.shared_optin_bytes as i32,
+        MAX_BLOCKS_PER_MULTIPROCESSOR => blocks_per_multiprocessor(profile.compute_capability),
         // Reserved shared memory of a block.
         111 => 1024,
+        // Handles that memory pools can export: file descriptors, and fabric handles where there is a fabric.
+        119 => {
+            if matches!(major, 9 | 10) {
+                9
+            } else {
+                1
+            }
+        }
         a::UNIFIED_ADDRESSING
         | a::MANAGED_MEMORY
         | a::CONCURRENT_MANAGED_ACCESS

@@ -40,6 +40,14 @@ impl Handles {
         *taken += 1;
         WINDOW.start + kind as u64 * Self::RANGE + *taken * Self::STEP
     }
+
+    /// Whether a handle of this kind was ever handed out.
+    pub(crate) fn was_taken(&self, kind: Kind, handle: u64) -> bool {
+        let first = WINDOW.start + kind as u64 * Self::RANGE + Self::STEP;
+        handle >= first
+            && (handle - first).is_multiple_of(Self::STEP)
+            && (handle - first) / Self::STEP < self.taken[kind as usize]
+    }
 }
 
 #[cfg(test)]
@@ -56,6 +64,11 @@ mod tests {
         for handle in [stream, event, handles.take(Kind::Node)] {
             assert!(WINDOW.contains(&handle) && !DEVICE_WINDOW.contains(&handle));
         }
+        assert!(handles.was_taken(Kind::Stream, stream) && handles.was_taken(Kind::Event, event));
+        for never in [0, 1, stream + 1, event + Handles::STEP, u64::MAX] {
+            assert!(!handles.was_taken(Kind::Event, never), "{never:#x}");
+        }
+        assert!(!handles.was_taken(Kind::Event, stream));
         const { assert!(WINDOW.start + 8 * Handles::RANGE <= DEVICE_WINDOW.start) };
     }
 }

@@ -116,11 +116,16 @@ impl Model {
         module.functions.get(name).copied().ok_or(CUDA_ERROR_NOT_FOUND)
     }
 
+    /// Measured: the name of a kernel is answered 1, a name that is nowhere 500.
     pub(crate) fn module_global(&mut self, module: u64, name: &[u8]) -> Result<(u64, u64), CUresult> {
         self.context()?;
         let module = self.modules.get(&module).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         let name = core::str::from_utf8(name).map_err(|_| CUDA_ERROR_NOT_FOUND)?;
-        module.globals.get(name).copied().ok_or(CUDA_ERROR_NOT_FOUND)
+        match module.globals.get(name) {
+            Some(&global) => Ok(global),
+            None if module.functions.contains_key(name) => Err(CUDA_ERROR_INVALID_VALUE),
+            None => Err(CUDA_ERROR_NOT_FOUND),
+        }
     }
 
     pub(crate) fn function(&self, handle: u64) -> Result<&Function, CUresult> {
@@ -163,7 +168,10 @@ impl Model {
             function_attribute::CONST_SIZE_BYTES | function_attribute::LOCAL_SIZE_BYTES | CACHE_MODE => Ok(0),
             // The model has no registers; a small kernel's number.
             function_attribute::NUM_REGS => Ok(32),
-            function_attribute::PTX_VERSION | function_attribute::BINARY_VERSION => Ok(architecture),
+            function_attribute::PTX_VERSION => {
+                Ok(info.virtual_architecture.map_or(architecture, |number| number as i32))
+            }
+            function_attribute::BINARY_VERSION => Ok(architecture),
             function_attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES => Ok(function.max_dynamic_shared as i32),
             CARVEOUT => Ok(function.carveout),
             _ => Err(CUDA_ERROR_INVALID_VALUE),
@@ -193,7 +201,7 @@ impl Model {
 fn check_shape(shape: &Shape, info: &FunctionInfo, max_dynamic_shared: u32) -> Result<(), CUresult> {
     let [gx, gy, gz] = shape.grid;
     let [bx, by, bz] = shape.block;
-    let threads = u64::from(bx) * u64::from(by) * u64::from(bz);
+    let threads = u64::from(bx).saturating_mul(u64::from(by)).saturating_mul(u64::from(bz));
     let fits = gx > 0
         && gy > 0
         && gz > 0

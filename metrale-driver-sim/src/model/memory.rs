@@ -2,13 +2,13 @@
 //! Memory: allocations of every kind, what they take off a device's free figure, and who may touch which byte.
 //!
 //! Device allocations follow the packing rule of `metrale_ledger::placement`; this file gives its chunks addresses. What
-//! else moves the free figure is modelled after one measurement each (H200, driver 580.159.04):
+//! else moves the free figure follows what MEASURED.md of this crate tells (H200, driver 580.159.04):
 //!
 //! | what | here |
 //! |---|---|
 //! | primary context | the profile's figure, given back with the context |
 //! | module globals | packed by the same rule into chunks of their own |
-//! | stream | 512 KiB, given back when destroyed |
+//! | streams | a pool of 2 MiB chunks by the highest number alive at once, kept to the context's end |
 //! | instantiated graph | 2400 bytes a node from a pool of 2 MiB chunks that never shrinks |
 //! | pinned host memory | nothing |
 //! | managed memory | nothing until the device touches it: then whole pages, and once per context 120 MiB that stay |
@@ -23,9 +23,14 @@ use super::space::AddressSpace;
 use super::store::Store;
 use crate::profile::{KernelBounds, Profile};
 
-/// What a stream takes, in bytes: 32 took 16 MiB.
-const STREAM_BYTES: u64 = 512 << 10;
-/// What an instantiated graph takes for each node: 1 node took 2 MiB, 5000 took 12 MiB.
+/// What the pool of streams grows by.
+const STREAM_CHUNK_BYTES: u64 = 2 << 20;
+/// Streams that a chunk of the pool holds. The first stream of a context needs none of it.
+const STREAMS_PER_CHUNK: u64 = 4;
+/// From so many streams on the pool has one chunk more: 34 took 18 MiB, 36 took 20.
+const STREAMS_BEYOND: u64 = 35;
+/// What an instantiated graph takes for each node. Modelled: measurements in contexts of different pasts lie within a
+/// chunk of it.
 const GRAPH_NODE_BYTES: u64 = 2400;
 /// What the first device touch of managed memory takes beyond the memory itself, and keeps.
 const MANAGED_ONCE_BYTES: u64 = 120 << 20;
@@ -74,6 +79,8 @@ struct Account {
     allocations: Placement,
     globals: Placement,
     streams: u64,
+    /// The highest number of streams there ever were.
+    streams_peak: u64,
     graphs_reserved: u64,
     graphs_used: u64,
     managed: u64,
@@ -87,6 +94,7 @@ impl Account {
             allocations: Placement::new(profile.packing),
             globals: Placement::new(profile.packing),
             streams: 0,
+            streams_peak: 0,
             graphs_reserved: 0,
             graphs_used: 0,
             managed: 0,
@@ -98,7 +106,7 @@ impl Account {
             self.context,
             self.allocations.resident_bytes(),
             self.globals.resident_bytes(),
-            self.streams,
+            stream_pool_bytes(self.streams_peak),
             self.graphs_reserved,
             self.managed,
         ]
@@ -112,6 +120,12 @@ impl Account {
             Pool::Globals => &mut self.globals,
         }
     }
+}
+
+/// What the pool of streams holds once `peak` of them were alive at once.
+fn stream_pool_bytes(peak: u64) -> u64 {
+    let chunks = peak.saturating_sub(1).div_ceil(STREAMS_PER_CHUNK) + u64::from(peak >= STREAMS_BEYOND);
+    chunks * STREAM_CHUNK_BYTES
 }
 
 /// Freed ranges that are remembered for replays.
@@ -298,13 +312,18 @@ impl Memory {
     }
 
     pub(crate) fn open_stream(&mut self, device: usize) -> Result<(), CUresult> {
-        self.need(device, STREAM_BYTES)?;
-        self.accounts[device].streams += STREAM_BYTES;
+        let account = &self.accounts[device];
+        let (streams, peak) = (account.streams + 1, account.streams_peak);
+        let peak_after = peak.max(streams);
+        self.need(device, stream_pool_bytes(peak_after) - stream_pool_bytes(peak))?;
+        let account = &mut self.accounts[device];
+        (account.streams, account.streams_peak) = (streams, peak_after);
         Ok(())
     }
 
+    /// What the stream took stays in the pool for later ones.
     pub(crate) fn close_stream(&mut self, device: usize) {
-        self.accounts[device].streams -= STREAM_BYTES;
+        self.accounts[device].streams -= 1;
     }
 
     pub(crate) fn open_graph(&mut self, device: usize, nodes: usize) -> Result<u64, CUresult> {

@@ -69,6 +69,8 @@ pub(crate) struct FunctionInfo {
     pub(crate) parameters: Vec<Parameter>,
     /// The most threads a block may have, where the kernel says so.
     pub(crate) max_threads: Option<u32>,
+    /// The number of the architecture that the text was written for; `None` for machine code.
+    pub(crate) virtual_architecture: Option<u32>,
 }
 
 /// One parameter of a kernel, by its place in the parameter block.
@@ -125,13 +127,13 @@ fn load_ptx(image: &[u8], target: &Target) -> Result<ModuleImage, Refusal> {
     let ptx = Ptx::read(image);
     verdict::check(&ptx, target)?;
     Ok(ModuleImage {
-        functions: ptx.entries().map(function_of_text).collect(),
+        functions: ptx.entries().map(|entry| function_of_text(entry, ptx.header.target())).collect(),
         globals: ptx.globals().map(global_of_text).collect(),
     })
 }
 
 /// The verdict has bounded every number here.
-fn function_of_text(function: &Function<'_>) -> FunctionInfo {
+fn function_of_text(function: &Function<'_>, target: Option<SmTarget>) -> FunctionInfo {
     let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let place = |parameter: &metrale_driver_sys::image::ptx::Parameter<'_>| Parameter {
         offset: size(parameter.offset),
@@ -143,6 +145,7 @@ fn function_of_text(function: &Function<'_>) -> FunctionInfo {
         static_shared_bytes: u32::try_from(function.static_shared_bytes).unwrap_or(u32::MAX),
         parameters: function.parameters.iter().map(place).collect(),
         max_threads: threads(function.required_threads.or(function.max_threads)),
+        virtual_architecture: target.map(|target| target.number),
     }
 }
 
@@ -185,6 +188,7 @@ fn load_cubin(image: &[u8], target: &Target) -> Result<ModuleImage, Refusal> {
             })
             .collect(),
         max_threads: threads(kernel.required_threads.or(kernel.max_threads)),
+        virtual_architecture: None,
     });
     let globals = cubin.globals.iter().map(|global| GlobalInfo {
         name: global.name.to_owned(),

@@ -2,8 +2,9 @@
 //! Streams and events as calls see them: which handle is which stream, what a record, wait, query or synchronization does.
 
 use metrale_driver_sys::{
-    CU_STREAM_NON_BLOCKING, CUDA_ERROR_CAPTURED_EVENT, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
-    CUDA_ERROR_NOT_READY, CUDA_ERROR_NOT_SUPPORTED, CUresult,
+    CU_STREAM_NON_BLOCKING, CUDA_ERROR_CAPTURED_EVENT, CUDA_ERROR_CONTEXT_IS_DESTROYED,
+    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY,
+    CUDA_ERROR_NOT_SUPPORTED, CUresult,
 };
 
 use super::Model;
@@ -23,7 +24,13 @@ const PER_THREAD: u64 = 2;
 impl Model {
     /// The stream a handle names for this thread; its context must be alive and sound.
     pub(crate) fn stream(&mut self, handle: u64) -> Result<u64, CUresult> {
-        let device = self.context()?;
+        let device = match self.context() {
+            // Measured: a stream of a context that ended is answered 201, where the context itself is answered 709.
+            Err(CUDA_ERROR_CONTEXT_IS_DESTROYED) if handle > PER_THREAD => {
+                return Err(CUDA_ERROR_INVALID_CONTEXT);
+            }
+            device => device?,
+        };
         match handle {
             0 | LEGACY => Ok(self.contexts[device].legacy),
             PER_THREAD => {
@@ -37,7 +44,14 @@ impl Model {
                 Ok(stream)
             }
             _ => {
-                let stream = self.streams.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+                let Some(stream) = self.streams.get(handle) else {
+                    let what =
+                        if self.handles.was_taken(Kind::Stream, handle) { "destroyed" } else { "invented" };
+                    self.diagnose(format!(
+                        "{handle:#x} is a stream that was {what}: a real driver crashes here"
+                    ));
+                    return Err(CUDA_ERROR_INVALID_HANDLE);
+                };
                 if !matches!(stream.kind, StreamKind::Blocking | StreamKind::NonBlocking) {
                     return Err(CUDA_ERROR_INVALID_HANDLE);
                 }
@@ -228,7 +242,10 @@ impl Model {
     fn event_time(&self, handle: u64) -> Result<Option<u64>, CUresult> {
         let event = self.event(handle)?;
         match event.state {
-            EventState::Captured { .. } => Err(CUDA_ERROR_CAPTURED_EVENT),
+            EventState::Captured { capture, .. } if self.is_open_capture(capture) => {
+                Err(CUDA_ERROR_CAPTURED_EVENT)
+            }
+            EventState::Captured { .. } => Err(CUDA_ERROR_INVALID_VALUE),
             EventState::Recorded { at_ns, .. } if event.keeps_time() => Ok(at_ns),
             _ => Err(CUDA_ERROR_INVALID_HANDLE),
         }
@@ -253,9 +270,12 @@ impl Model {
 
     fn event(&self, handle: u64) -> Result<&Event, CUresult> {
         self.context()?;
-        let event = self.events.get(&handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-        self.alive(event.device)?;
-        Ok(event)
+        match self.events.get(&handle) {
+            Some(event) => self.alive(event.device).map(|_| event),
+            // Measured: an event that was destroyed is told from a handle that never was one.
+            None if self.handles.was_taken(Kind::Event, handle) => Err(CUDA_ERROR_CONTEXT_IS_DESTROYED),
+            None => Err(CUDA_ERROR_INVALID_HANDLE),
+        }
     }
 
     /// Waiting for the legacy stream waits for the blocking streams too, and its end comes behind theirs only once

@@ -20,8 +20,6 @@ const STRIDES_BELOW: u64 = 1 << 40;
 const MAX_BOX_DIM: u32 = 256;
 /// Elements from one that is taken to the next.
 const MAX_ELEMENT_STRIDE: u32 = 8;
-/// Bytes a box stays below. Measured from both sides only: 64 KiB are taken, 128 KiB refused.
-const BOX_BYTES_BELOW: u64 = 128 << 10;
 /// The last of the three further 128-byte swizzles that the headers number behind the plain one.
 const LAST_SWIZZLE: CUtensorMapSwizzle = 6;
 
@@ -75,13 +73,14 @@ pub(crate) struct Arguments<'a> {
     pub(crate) oob_fill: CUtensorMapFloatOOBfill,
 }
 
-/// The map, or status 1. A rank beyond [`MAX_RANK`] must not reach this far: its arrays need not be read.
-pub(crate) fn encode(arguments: &Arguments<'_>) -> Result<CUtensorMap, CUresult> {
-    let map = TiledMap::new(arguments).filter(is_accepted);
+/// The map, or status 1. A rank beyond [`MAX_RANK`] must not reach this far: its arrays need not be read. A box may take
+/// `max_box_bytes`, which is the shared memory of a multiprocessor: measured to the row on an H200.
+pub(crate) fn encode(arguments: &Arguments<'_>, max_box_bytes: u64) -> Result<CUtensorMap, CUresult> {
+    let map = TiledMap::new(arguments).filter(|map| is_accepted(map, max_box_bytes));
     map.map(|map| map.encoded()).ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
-fn is_accepted(map: &TiledMap) -> bool {
+fn is_accepted(map: &TiledMap, max_box_bytes: u64) -> bool {
     let rank = map.rank;
     let Some(element_bits) = element_bits(map.data_type) else { return false };
     let is_packed_16 = matches!(map.data_type, c::U4X16_ALIGN16B | c::U6X16_ALIGN16B);
@@ -107,17 +106,17 @@ fn is_accepted(map: &TiledMap) -> bool {
         && has_steps
         && has_fill
         && has_packed_shape(map)
-        && has_box_bytes(map, element_bits)
+        && has_box_bytes(map, element_bits, max_box_bytes)
 }
 
 /// The box's inner side against the swizzle, and the whole of it. At most five sides of at most 256 elements here.
-fn has_box_bytes(map: &TiledMap, element_bits: u64) -> bool {
+fn has_box_bytes(map: &TiledMap, element_bits: u64, max_bytes: u64) -> bool {
     let inner_bits = u64::from(map.box_dims[0]) * element_bits;
     let fits_swizzle = map.interleave != c::INTERLEAVE_NONE
         || inner_bits.is_multiple_of(16 * 8)
             && swizzle_span_bytes(map.swizzle).is_none_or(|span| inner_bits <= span * 8);
     let bits = map.box_dims[..map.rank].iter().fold(element_bits, |bits, &side| bits * u64::from(side));
-    fits_swizzle && bits / 8 < BOX_BYTES_BELOW
+    fits_swizzle && bits.div_ceil(8) <= max_bytes
 }
 
 /// What the packed types ask for beyond the others.
@@ -256,6 +255,8 @@ impl TiledMap {
 mod tests {
     use super::*;
 
+    const MAX_BOX_BYTES: u64 = 228 << 10;
+
     const PLAIN: Arguments<'static> = Arguments {
         data_type: c::BFLOAT16,
         address: 0x7f00_0000_0000,
@@ -272,7 +273,7 @@ mod tests {
     #[test]
     fn a_map_keeps_what_it_was_made_of() {
         let arguments = Arguments { box_dims: &[64, 128, 1, 2, 3], ..PLAIN };
-        let map = TiledMap::decode(&encode(&arguments).unwrap()).unwrap();
+        let map = TiledMap::decode(&encode(&arguments, MAX_BOX_BYTES).unwrap()).unwrap();
         assert_eq!(map, TiledMap::new(&arguments).unwrap());
         assert_eq!(map.element_strides, [1, 2, 8, 1, 3]);
         assert_eq!(TiledMap::decode(&CUtensorMap::default()), None);
@@ -294,7 +295,14 @@ mod tests {
             Arguments { strides_bytes: &[u64::MAX; 4], ..PLAIN },
         ];
         for arguments in refused {
-            assert_eq!(encode(&arguments), Err(CUDA_ERROR_INVALID_VALUE), "{arguments:?}");
+            assert_eq!(encode(&arguments, MAX_BOX_BYTES), Err(CUDA_ERROR_INVALID_VALUE), "{arguments:?}");
         }
+    }
+
+    #[test]
+    fn the_largest_box_is_the_devices() {
+        // 64 x 128 x 1 x 2 x 3 elements of two bytes.
+        assert!(encode(&PLAIN, 98_304).is_ok());
+        assert_eq!(encode(&PLAIN, 98_303), Err(CUDA_ERROR_INVALID_VALUE));
     }
 }

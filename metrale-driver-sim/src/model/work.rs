@@ -149,7 +149,7 @@ impl Model {
             }
             Work::Wait => Ok(()),
             Work::Graph(body) => {
-                // Graphs nest no deeper than capture allows.
+                // No graph is captured, so none holds another.
                 for node in &body.nodes {
                     self.execute(device, &node.work, Access::Replay);
                 }

@@ -170,6 +170,14 @@ impl Cuda {
         answer(status, (base, bytes))
     }
 
+    /// An attribute of an address that is a 32-bit number.
+    pub(crate) fn pointer_attribute(&self, attribute: u32, address: u64) -> Answer<u32> {
+        let mut value = 0u32;
+        // SAFETY: the result pointer is a local of the attribute's type.
+        let status = unsafe { self.api.cuPointerGetAttribute((&raw mut value).cast(), attribute, address) };
+        answer(status, value)
+    }
+
     pub(crate) fn alloc_host(&self, bytes: usize) -> Answer<*mut c_void> {
         let mut pointer = std::ptr::without_provenance_mut(1);
         // SAFETY: the result pointer is a local.

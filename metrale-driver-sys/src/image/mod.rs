@@ -18,9 +18,11 @@
 
 pub mod arch;
 mod bytes;
+mod code;
 pub mod cubin;
 pub mod fatbin;
 mod kind;
 pub mod ptx;
 
+pub use code::Code;
 pub use kind::ImageKind;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Where the PTX begins and ends among the bytes handed over.
 
+/// U+FEFF in UTF-8.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// The bytes of an image taken as text: what stands in front of it, the text itself, and what follows its NUL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Text<'a> {
@@ -18,7 +21,7 @@ impl<'a> Text<'a> {
     /// Splits an image. A NUL at the end is optional, any number of them is fine.
     #[must_use]
     pub fn of(image: &'a [u8]) -> Self {
-        let (has_bom, rest) = match image.strip_prefix(b"\xef\xbb\xbf") {
+        let (has_bom, rest) = match image.strip_prefix(BYTE_ORDER_MARK) {
             Some(rest) => (true, rest),
             None => (false, image),
         };
@@ -32,6 +35,12 @@ impl<'a> Text<'a> {
             None => &[],
         };
         Self { has_bom, leading_bytes, code, after_nul }
+    }
+
+    /// How many bytes of the image are a byte order mark: where the rest begins.
+    #[must_use]
+    pub const fn bom_bytes(&self) -> usize {
+        if self.has_bom { BYTE_ORDER_MARK.len() } else { 0 }
     }
 }
 

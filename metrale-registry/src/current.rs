@@ -1,15 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where a status of the driver becomes a result: [`ask!`], and the context that is current around a call.
+//! The context that is current around a call.
 
-use metrale_driver_sys::{CUcontext, DriverApi, DriverError};
+use core::fmt;
+use core::marker::PhantomData;
 
-/// Calls one driver function and keeps its name with its status: `ask!(driver, cuInit(0))`.
-macro_rules! ask {
-    ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {
-        metrale_driver_sys::check(metrale_driver_sys::DriverFn::$function, $driver.$function($($argument),*))
-    };
-}
-pub(crate) use ask;
+use metrale_driver_sys::{CUcontext, DriverApi, DriverError, ask};
 
 /// The context current on the calling thread, 0 where none is.
 pub(crate) fn current_context(driver: &dyn DriverApi) -> Result<CUcontext, DriverError> {
@@ -18,34 +13,45 @@ pub(crate) fn current_context(driver: &dyn DriverApi) -> Result<CUcontext, Drive
     unsafe { ask!(driver, cuCtxGetCurrent(&mut current)) }.map(|()| current)
 }
 
-/// Makes a context current on the calling thread; 0 leaves it without one.
+/// Makes a context current on the calling thread; 0 leaves it without one. The context is one that this process retains,
+/// or was current here before, in which case its owner answers for not having destroyed it under the thread.
 pub(crate) fn set_current_context(driver: &dyn DriverApi, context: CUcontext) -> Result<(), DriverError> {
-    // SAFETY: no memory is passed; the driver checks the handle.
+    // SAFETY: no memory is passed; the context is live, as said above.
     unsafe { ask!(driver, cuCtxSetCurrent(context)) }
 }
 
-/// Makes `context` current until dropped, then puts back what was.
+/// A host's context is current on this thread until this is dropped; then what was before is again. From
+/// [`CudaHost::enter`](crate::CudaHost::enter); stays on its thread.
 ///
 /// Look-ups, loads and unloads need their context current, and may run on a thread that never heard of it: the one
 /// that happens to drop the last handle, for instance. That thread's own choice must not change under it.
-pub(crate) struct Current<'driver> {
+#[must_use = "the context is current only as long as this is held"]
+pub struct CurrentContext<'driver> {
     driver: &'driver dyn DriverApi,
     /// What to put back; `None` where the context was current already.
     before: Option<CUcontext>,
+    /// What was before is put back on the thread that drops this, which must be the one that entered.
+    on_its_thread: PhantomData<*const ()>,
 }
 
-impl<'driver> Current<'driver> {
+impl<'driver> CurrentContext<'driver> {
     pub(crate) fn enter(driver: &'driver dyn DriverApi, context: CUcontext) -> Result<Self, DriverError> {
         let current = current_context(driver)?;
         if current == context {
-            return Ok(Self { driver, before: None });
+            return Ok(Self { driver, before: None, on_its_thread: PhantomData });
         }
         set_current_context(driver, context)?;
-        Ok(Self { driver, before: Some(current) })
+        Ok(Self { driver, before: Some(current), on_its_thread: PhantomData })
     }
 }
 
-impl Drop for Current<'_> {
+impl fmt::Debug for CurrentContext<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CurrentContext").field("before", &self.before).finish_non_exhaustive()
+    }
+}
+
+impl Drop for CurrentContext<'_> {
     fn drop(&mut self) {
         if let Some(before) = self.before {
             // The context was current a moment ago. Where it was destroyed since, the thread is left with ours, and

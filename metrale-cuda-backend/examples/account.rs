@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A small model on a device in software: who holds what, what a mistake is answered with, and what a drop says.
 //!
-//! `cargo run -p metrale-cuda-backend --example who_holds_what`
+//! `cargo run -p metrale-cuda-backend --example account`
 
 use std::sync::Arc;
 
