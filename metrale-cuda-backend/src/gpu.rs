@@ -99,7 +99,8 @@ pub struct GraphHandle(pub u64);
 /// both ends of copies, targets of fills, and pinned host memory of copies. Freeing it is refused with
 /// [`PinnedByGraph`](crate::PinnedByGraph). The arguments of untyped launches are not known, nor is what a kernel reaches
 /// through a tensor map or a table of pointers: [`KernelLaunch::touches`], [`pin_in_capture`](Self::pin_in_capture) and
-/// [`pin_graph`](Self::pin_graph) say so. Without feature `ledger` nothing is pinned.
+/// [`pin_graph`](Self::pin_graph) say so. Memory is looked up on the ledger of the backend that is given the work. Without
+/// feature `ledger` nothing is pinned.
 pub trait GpuBackend: Send + Sync {
     /// Allocates `bytes` of device memory and puts them on the ledger under the caller's line and the thread's scope.
     ///

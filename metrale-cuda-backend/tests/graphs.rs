@@ -789,6 +789,23 @@ fn a_graph_that_the_driver_keeps_stays_with_its_pins() {
     assert!(driver.leaks().graphs.is_empty());
 }
 
+/// What a graph used is gone whether or not the driver lets the graph go.
+#[test]
+fn a_swept_graph_that_the_driver_keeps_cannot_be_launched() {
+    let faulty = Arc::new(FaultDriver::new(sim()));
+    let backend = backend(faulty.clone());
+    let at = backend.alloc(64).unwrap();
+    let graph = filling(&backend, at, 1, 64, "kept");
+    faulty.fail_nth(DriverFn::cuGraphExecDestroy, 1, 999);
+    let (count, lines) = logged(|| backend.sweep_unreleased().unwrap());
+    assert_eq!((count, lines.len()), (1, 2), "{lines:?}");
+    assert!(lines[0].starts_with("ERROR") && lines[0].contains("\"kept\""), "{lines:?}");
+    assert!(backend.launch_graph(graph, backend.stream()).unwrap_err().is::<BadArgument>());
+    let again = backend.alloc(64).unwrap();
+    assert_eq!(again, at, "the driver gives the address out anew");
+    backend.free(again).unwrap();
+}
+
 #[test]
 fn a_context_that_is_gone_is_quiet() {
     for status in [4, 201, 709] {

@@ -147,10 +147,10 @@ impl MetraleCudaBackend {
         // Out of everybody's sight before the driver is asked, which may give the handle away at once.
         let entry = self.seat().room.with(|state| state.graphs.remove(&graph));
         let entry = entry.ok_or_else(|| self.no_graph(graph, WHAT))?;
-        let name = Arc::clone(&entry.name);
-        self.end_graph(entry, there, "destroyed before").map_err(|error| {
-            let hint = "it stays, and so does what it pins".to_owned();
-            failed(error, format!("destroying graph {name:?}"), Some(hint))
+        self.end_graph(&entry, there, "destroyed before").map_err(|error| {
+            let doing = format!("destroying graph {:?}", entry.name);
+            self.seat().room.with(|state| state.graphs.insert(graph, entry));
+            failed(error, doing, Some("it stays, and so does what it pins".to_owned()))
         })
     }
 
@@ -185,19 +185,16 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// Destroys a graph that is out of the table already. Put back where the driver refuses.
-    fn end_graph(&self, graph: Arc<Graph>, there: bool, how: &'static str) -> Result<(), DriverError> {
+    /// Destroys a graph that is out of the table already; `there` is false where its context is gone. Where the driver
+    /// refuses, the graph is as alive as before.
+    fn end_graph(&self, graph: &Graph, there: bool, how: &'static str) -> Result<(), DriverError> {
         let mut state = graph.state.lock();
-        let answer = if there { self.destroy_exec(&graph) } else { Ok(()) };
+        let answer = if there { self.destroy_exec(graph) } else { Ok(()) };
         match answer {
-            Err(error) if !is_teardown_noop(error.status) => {
-                drop(state);
-                self.seat().room.with(|room| room.graphs.insert(graph.handle, Arc::clone(&graph)));
-                Err(error)
-            }
+            Err(error) if !is_teardown_noop(error.status) => Err(error),
             // Done, or the context took it along.
             _ => {
-                self.bury(&graph, &mut state, how);
+                self.bury(graph, &mut state, how);
                 Ok(())
             }
         }
@@ -276,7 +273,8 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// Destroys the graphs that `fits` picks, told whether a graph has launches of unknown arguments and what it uses.
+    /// Destroys the graphs that `fits` picks, told whether a graph has launches of unknown arguments and what it uses. One
+    /// that the driver keeps cannot be launched any more either, for what it uses goes in any case.
     fn end_graphs(
         &self,
         how: &'static str,
@@ -297,23 +295,26 @@ impl MetraleCudaBackend {
             })
             .collect();
         doomed.sort_by_key(|&(id, _)| id);
-        let total = doomed.len();
+        let (total, mut there) = (doomed.len(), true);
         let mut names = Vec::new();
         for (index, (_, graph)) in doomed.into_iter().enumerate() {
             if self.seat().room.with(|state| state.graphs.remove(&graph.handle)).is_none() {
                 continue;
             }
-            let name = Arc::clone(&graph.name);
-            match self.end_graph(graph, true, how) {
-                Ok(()) => names.push(name),
-                Err(error) if is_sticky(error.status) => {
-                    tracing::error!(
-                        "{} of {total} graphs cannot be destroyed, for the context is lost: {error}",
-                        total - index
-                    );
-                    break;
-                }
-                Err(error) => tracing::error!("graph {name:?} could not be destroyed: {error}"),
+            names.push(Arc::clone(&graph.name));
+            let Err(error) = self.end_graph(&graph, there, how) else { continue };
+            self.lay_to_rest(&graph, how);
+            if is_sticky(error.status) {
+                there = false;
+                tracing::error!(
+                    "{} of {total} graphs cannot be destroyed, for the context is lost: {error}",
+                    total - index
+                );
+            } else {
+                tracing::error!(
+                    "graph {:?} could not be destroyed and stays in the driver: {error}",
+                    graph.name
+                );
             }
         }
         names
