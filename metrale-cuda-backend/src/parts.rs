@@ -7,6 +7,9 @@ pub(crate) const KEEPS_LEDGER: bool = cfg!(feature = "ledger");
 /// Whether spans are timed; without it every span is inert.
 pub(crate) const TIMES_SPANS: bool = cfg!(feature = "timing");
 
+/// Whether captures can be begun; without it there are no graphs, and every method that is about them says so.
+pub(crate) const MAKES_GRAPHS: bool = cfg!(feature = "graph");
+
 /// Where cudarc's allocations come in.
 #[cfg(feature = "cudarc")]
 #[path = "cudarc.rs"]

@@ -9,6 +9,7 @@ use metrale_ledger::ByteSize;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
+use crate::graph::Reach;
 
 /// The driver's figures at one moment, for the whole device: every process counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,6 +37,8 @@ impl fmt::Display for MemoryInfo {
 impl MetraleCudaBackend {
     /// See [`GpuBackend::memory_info`](crate::GpuBackend::memory_info).
     pub fn memory_info(&self) -> Result<MemoryInfo> {
+        const ADVICE: &str = "ask before the capture begins, or on another thread";
+        self.outside_capture(Reach::Thread, "asking for the free memory", ADVICE)?;
         self.bound("asking for the free memory")?;
         self.ask_memory_info().doing(|| "asking for the free memory".to_owned())
     }
