@@ -19,6 +19,7 @@ use crate::config::BackendConfig;
 use crate::error::{FeatureOff, NotBound};
 use crate::fault_probe::{FaultLatch, noted};
 use crate::gpu::DevicePtr;
+use crate::graph::Seat;
 use crate::handles::{Handles, Kind};
 use crate::launch::Kernels;
 use crate::memory::{Cost, Costs, PinnedBook, Polling, memory_info_of};
@@ -33,10 +34,12 @@ use crate::timing::Timing;
 /// Every method of [`GpuBackend`](crate::GpuBackend) is an inherent method too, so that nothing need be imported to call
 /// it; its documentation stands at the trait.
 ///
-/// Dropping the backend frees what is still on its ledger, and arenas and pinned memory too, and destroys the streams and
-/// events that are left, with warnings that say whose they were; then the modules unload, and with the last user of the device its context goes.
+/// Dropping the backend gives up its captures and destroys its graphs, frees what is still on its ledger, and arenas and
+/// pinned memory too, and destroys the streams and events that are left, with warnings that say whose they were; then the
+/// modules unload, and with the last user of the device its context goes.
 pub struct MetraleCudaBackend {
-    // In this order: the ledger's memory is freed by `drop`, before any field goes.
+    // In this order: graphs and the ledger's memory are given back by `drop`, before any field goes.
+    seat: Seat,
     book: Book,
     /// Before the host: its kernels unload into a context that is there.
     zones: Zones,
@@ -141,6 +144,7 @@ impl BackendBuilder {
         note_modules(&registry);
         let reads_pageable_memory = reads_pageable_memory(&host);
         let backend = MetraleCudaBackend {
+            seat: Seat::take(&host),
             book: Book::default(),
             zones: Zones::new(config.redzone.clone()),
             costs,
@@ -158,7 +162,9 @@ impl BackendBuilder {
             config,
             reads_pageable_memory,
         };
-        run_metrics::process().baseline().set(backend.memory_info()?.free_bytes);
+        // Not `memory_info`, which refuses where this thread captures on another backend's behalf.
+        let memory = backend.ask_memory_info().doing(|| "asking for the free memory".to_owned())?;
+        run_metrics::process().baseline().set(memory.free_bytes);
         Ok(backend)
     }
 }
@@ -325,12 +331,21 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::alloc_report`](crate::GpuBackend::alloc_report).
     #[must_use]
     pub fn alloc_report(&self, top_n: usize, min_mb: usize) -> String {
-        self.book.ledger().report(top_n, min_mb)
+        let mut report = self.book.ledger().report(top_n, min_mb);
+        for graph in self.graphs() {
+            report.push_str(&format!("{graph}\n"));
+        }
+        report
     }
 
     /// See [`GpuBackend::scope`](crate::GpuBackend::scope).
     pub fn scope(&self, label: &str) -> ScopeGuard {
         self.book.ledger().scope(label)
+    }
+
+    /// Its place among the backends of the device, where captures and graphs are kept.
+    pub(crate) const fn seat(&self) -> &Seat {
+        &self.seat
     }
 
     pub(crate) const fn book(&self) -> &Book {

@@ -4,8 +4,8 @@
 //! | [`Remedy`] | causes |
 //! |---|---|
 //! | [`FreeAndRetry`](Remedy::FreeAndRetry) | [`OutOfMemory`] of what can fit, [`BelowFloor`] |
-//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`], [`NotDeviceMemory`], [`FreeError`], [`StalePinned`], [`ConfigError`], [`OutOfMemory`] of more than the device has, [`FeatureOff`], [`PreflightError`], [`TargetMismatch`], [`NTileError`], [`TooLargeForBands`], [`TableFull`], [`TensorMapError`], [`TensorMapOutOfBounds`], [`WatchdogError`], [`FreeUnknown`], [`MemInfoError`], [`AccountError`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
-//! | [`Relaunch`](Remedy::Relaunch) | [`ContextLost`], [`KernelFault`], and whatever carries a status the context does not survive |
+//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`], [`NotDeviceMemory`], [`FreeError`], [`StalePinned`], [`ConfigError`], [`OutOfMemory`] of more than the device has, [`FeatureOff`], [`PreflightError`], [`TargetMismatch`], [`NTileError`], [`TooLargeForBands`], [`TableFull`], [`TensorMapError`], [`TensorMapOutOfBounds`], [`WatchdogError`], [`FreeUnknown`], [`MemInfoError`], [`AccountError`], [`Capturing`], [`NotCapturing`], [`PinnedByGraph`], [`NotSupported`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
+//! | [`Relaunch`](Remedy::Relaunch) | [`ContextLost`], [`KernelFault`], [`GraphFault`], and whatever carries a status the context does not survive |
 //! | [`ReportBug`](Remedy::ReportBug) | [`LedgerConflict`], statuses that no call of ours should bring |
 //!
 //! Each is found in an `anyhow::Error` by `downcast_ref`, and keeps the [`DriverError`] it came from.
@@ -18,6 +18,7 @@ use metrale_registry::{HostError, LaunchError, RegistryError};
 
 use crate::config::ConfigError;
 use crate::fault_probe::FaultReason;
+use crate::graph::{Capturing, GraphFault, NotCapturing, PinnedByGraph};
 use crate::launch::KernelFault;
 use crate::memory::{
     AccountError, BelowFloor, CopyOutOfBounds, FreeError, FreeUnknown, MemInfoError, NotDeviceMemory,
@@ -68,7 +69,7 @@ pub fn remedy(error: &anyhow::Error) -> Option<Remedy> {
             Some(cause.remedy())
         } else if cause.is::<BelowFloor>() {
             Some(Remedy::FreeAndRetry)
-        } else if cause.is::<ContextLost>() || cause.is::<KernelFault>() {
+        } else if cause.is::<ContextLost>() || cause.is::<KernelFault>() || cause.is::<GraphFault>() {
             Some(Remedy::Relaunch)
         } else if let Some(cause) = cause.downcast_ref::<LedgerConflict>() {
             Some(cause.remedy())
@@ -91,6 +92,10 @@ pub fn remedy(error: &anyhow::Error) -> Option<Remedy> {
             || cause.is::<FreeUnknown>()
             || cause.is::<MemInfoError>()
             || cause.is::<AccountError>()
+            || cause.is::<Capturing>()
+            || cause.is::<NotCapturing>()
+            || cause.is::<PinnedByGraph>()
+            || cause.is::<NotSupported>()
         {
             Some(Remedy::FixCall)
         } else {
@@ -208,6 +213,17 @@ impl BadArgument {
 pub struct FeatureOff {
     /// The feature's name.
     pub feature: &'static str,
+}
+
+/// What this build or this driver cannot do. Nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{doing}: {why}")]
+#[non_exhaustive]
+pub struct NotSupported {
+    /// What was to be done.
+    pub doing: &'static str,
+    /// What is lacking, and what to do without it.
+    pub why: String,
 }
 
 /// The driver handed out memory that the ledger cannot take in, for it overlaps what is live. The memory was given back,

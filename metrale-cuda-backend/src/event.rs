@@ -6,11 +6,17 @@ use std::panic::Location;
 
 use anyhow::Result;
 use metrale_driver_sys::{
-    CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY, DriverError,
+    CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CUDA_ERROR_CAPTURED_EVENT, CUDA_ERROR_INVALID_HANDLE,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, DriverError,
 };
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask, failed};
+use crate::graph::Reach;
+
+/// Why nobody asks about an event of a capture.
+const CAPTURED: &str = "the event was recorded in the capture, where it marks a place in the graph and never passes; record \
+                        another outside";
 
 impl MetraleCudaBackend {
     /// See [`GpuBackend::create_event`](crate::GpuBackend::create_event).
@@ -33,6 +39,8 @@ impl MetraleCudaBackend {
         // SAFETY: the result pointer is a local.
         unsafe { ask!(self.driver(), cuEventCreate(&mut event, flags)) }
             .doing(|| "making an event".to_owned())?;
+        // The driver may give the handle of one that is gone, which a capture still has a mark of.
+        self.event_made(event);
         self.events().made(event, site);
         Ok(event)
     }
@@ -44,6 +52,7 @@ impl MetraleCudaBackend {
         let _held = (self.hold_event(event, WHAT)?, self.hold_stream(stream, WHAT)?);
         // SAFETY: no memory is passed; event and stream are held.
         unsafe { ask!(self.driver(), cuEventRecord(event, stream)) }
+            .inspect(|()| self.event_recorded(event, stream))
             .doing(|| format!("recording event {event:#x} on stream {stream:#x}"))
     }
 
@@ -52,9 +61,13 @@ impl MetraleCudaBackend {
         const WHAT: &str = "making a stream wait for an event";
         self.bound(WHAT)?;
         let _held = (self.hold_event(event, WHAT)?, self.hold_stream(stream, WHAT)?);
+        let wait = self.may_wait(stream, event, WHAT)?;
         // SAFETY: no memory is passed; event and stream are held.
-        unsafe { ask!(self.driver(), cuStreamWaitEvent(stream, event, 0)) }
-            .doing(|| format!("making stream {stream:#x} wait for event {event:#x}"))
+        let answer = unsafe { ask!(self.driver(), cuStreamWaitEvent(stream, event, 0)) };
+        self.waited(stream, event, wait, WHAT, answer);
+        answer.map_err(|error| {
+            failed(error, format!("making stream {stream:#x} wait for event {event:#x}"), stale(error))
+        })
     }
 
     /// See [`GpuBackend::query_event`](crate::GpuBackend::query_event).
@@ -62,11 +75,14 @@ impl MetraleCudaBackend {
         const WHAT: &str = "asking whether an event has passed";
         self.bound(WHAT)?;
         let _held = self.hold_event(event, WHAT)?;
+        self.outside_capture(Reach::Event(event), WHAT, CAPTURED)?;
         // SAFETY: no memory is passed; the event is held.
         match unsafe { ask!(self.driver(), cuEventQuery(event)) } {
             Err(error) if error.status == CUDA_ERROR_NOT_READY => Ok(false),
             answer => {
-                answer.doing(|| format!("asking whether event {event:#x} has passed"))?;
+                answer.map_err(|error| {
+                    failed(error, format!("asking whether event {event:#x} has passed"), stale(error))
+                })?;
                 Ok(true)
             }
         }
@@ -77,9 +93,10 @@ impl MetraleCudaBackend {
         const WHAT: &str = "waiting for an event";
         self.bound(WHAT)?;
         let _held = self.hold_event(event, WHAT)?;
+        self.outside_capture(Reach::Event(event), WHAT, CAPTURED)?;
         // SAFETY: no memory is passed; the event is held.
         unsafe { ask!(self.driver(), cuEventSynchronize(event)) }
-            .doing(|| format!("waiting for event {event:#x}"))
+            .map_err(|error| failed(error, format!("waiting for event {event:#x}"), stale(error)))
     }
 
     /// See [`GpuBackend::elapsed_ms`](crate::GpuBackend::elapsed_ms).
@@ -87,6 +104,8 @@ impl MetraleCudaBackend {
         const WHAT: &str = "measuring between two events";
         self.bound(WHAT)?;
         let _held = (self.hold_event(start, WHAT)?, self.hold_event(end, WHAT)?);
+        self.outside_capture(Reach::Event(start), WHAT, CAPTURED)?;
+        self.outside_capture(Reach::Event(end), WHAT, CAPTURED)?;
         let mut milliseconds = 0.0;
         // SAFETY: the result pointer is a local; both events are held.
         unsafe { ask!(self.driver(), cuEventElapsedTime(&mut milliseconds, start, end)) }.map_err(
@@ -101,9 +120,17 @@ impl MetraleCudaBackend {
         const WHAT: &str = "destroying an event";
         let site = Location::caller();
         self.bound(WHAT)?;
-        self.destroy_handle(self.events(), event, site, WHAT)?
-            .doing(|| format!("destroying event {event:#x}"))
+        let entry = self.events().doom(event, site, WHAT)?;
+        self.end_doomed(entry).doing(|| format!("destroying event {event:#x}"))
     }
+}
+
+/// What the refusal of an event that was recorded means: a capture left it so.
+fn stale(error: DriverError) -> Option<String> {
+    matches!(error.status, CUDA_ERROR_INVALID_VALUE | CUDA_ERROR_CAPTURED_EVENT).then(|| {
+        "an event last recorded in a capture marks nothing once that has ended; record it anew outside"
+            .to_owned()
+    })
 }
 
 /// What the two usual refusals of a measurement mean.

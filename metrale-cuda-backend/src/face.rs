@@ -8,7 +8,8 @@ use anyhow::Result;
 use metrale_ledger::{LedgerProbe, ScopeGuard};
 
 use crate::backend::MetraleCudaBackend;
-use crate::gpu::{DevicePtr, GpuBackend, KernelHandle};
+use crate::gpu::{DevicePtr, GpuBackend, GraphHandle, KernelHandle};
+use crate::graph::{GraphInfo, GraphUpdate};
 use crate::launch::KernelLaunch;
 use crate::memory::{
     Account, Copy2d, EffectiveFree, LowMemoryHandler, MemoryInfo, PinnedPtr, PolledFree, WatchdogThread,
@@ -232,6 +233,51 @@ impl GpuBackend for MetraleCudaBackend {
     unsafe fn launch_typed(&self, launch: &mut KernelLaunch, stream: u64) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { Self::launch_typed(self, launch, stream) }
+    }
+
+    #[track_caller]
+    fn begin_capture(&self, stream: u64) -> Result<()> {
+        Self::begin_capture(self, stream)
+    }
+
+    fn end_capture(&self, stream: u64) -> Result<GraphHandle> {
+        Self::end_capture(self, stream)
+    }
+
+    fn end_capture_named(&self, stream: u64, name: &str) -> Result<GraphHandle> {
+        Self::end_capture_named(self, stream, name)
+    }
+
+    fn abort_capture_if_active(&self, stream: u64) -> Result<bool> {
+        Self::abort_capture_if_active(self, stream)
+    }
+
+    fn stream_is_capturing(&self, stream: u64) -> bool {
+        Self::stream_is_capturing(self, stream)
+    }
+
+    fn pin_in_capture(&self, stream: u64, ptr: DevicePtr) -> Result<()> {
+        Self::pin_in_capture(self, stream, ptr)
+    }
+
+    fn launch_graph(&self, graph: GraphHandle, stream: u64) -> Result<()> {
+        Self::launch_graph(self, graph, stream)
+    }
+
+    fn update_graph(&self, graph: GraphHandle, stream: u64) -> Result<GraphUpdate> {
+        Self::update_graph(self, graph, stream)
+    }
+
+    fn destroy_graph(&self, graph: GraphHandle) -> Result<()> {
+        Self::destroy_graph(self, graph)
+    }
+
+    fn pin_graph(&self, graph: GraphHandle, ptr: DevicePtr) -> Result<()> {
+        Self::pin_graph(self, graph, ptr)
+    }
+
+    fn graphs(&self) -> Vec<GraphInfo> {
+        Self::graphs(self)
     }
 
     fn bind_to_thread(&self) -> Result<()> {

@@ -8,6 +8,7 @@ use core::time::Duration;
 use anyhow::Result;
 use metrale_ledger::{LedgerProbe, ScopeGuard};
 
+use crate::graph::{GraphInfo, GraphUpdate};
 use crate::launch::KernelLaunch;
 use crate::memory::{
     Account, Copy2d, EffectiveFree, LowMemoryHandler, MemoryInfo, PinnedPtr, PolledFree, WatchdogThread,
@@ -54,7 +55,8 @@ impl fmt::Display for DevicePtr {
 #[repr(transparent)]
 pub struct KernelHandle(pub u64);
 
-/// An instantiated graph: the driver's handle.
+/// An instantiated graph: the driver's handle. Good until [`GpuBackend::destroy_graph`], or the end of its backend; what is
+/// no graph any more is refused by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct GraphHandle(pub u64);
@@ -91,12 +93,31 @@ pub struct GraphHandle(pub u64);
 /// it can answer stands in its own docs.
 ///
 /// # During a capture
-/// Unless a method says that it is recorded, do not call it while a stream captures; the driver forbids or, worse, obeys.
+/// Captures are [begun](Self::begin_capture) relaxed. What would break one, or be done at once and so be missing from its
+/// graph, is refused with [`Capturing`](crate::Capturing) before the driver is asked, and the capture goes on:
+///
+/// * on the thread that began a capture: allocating, freeing, sweeping, blocking copies and fills, asking for the free
+///   memory or the account, scanning red zones, work on the legacy stream. Other threads may do all that meanwhile;
+/// * on a stream that takes part in one: waiting for it, querying and destroying it, copies that wait for it, launching a
+///   graph;
+/// * for an event recorded in one: waiting for it, querying it, measuring with it;
+/// * anywhere: waiting for the whole device.
+///
+/// That holds for all backends of a device in one process, which share its context. Captures begun outside this crate are
+/// not known to it. A stream that synchronizes with the legacy stream, which no stream of this crate does, is broken by any
+/// use of that one on any thread, blocking copies included: capture streams of [`create_stream`](Self::create_stream).
+///
+/// What a capture is known to use stays *pinned* while it goes on and while its graph lives: pointers in typed arguments,
+/// both ends of copies, targets of fills, and pinned host memory of copies. Freeing it is refused with
+/// [`PinnedByGraph`](crate::PinnedByGraph). The arguments of untyped launches are not known, nor is what a kernel reaches
+/// through a tensor map or a table of pointers: [`KernelLaunch::touches`], [`pin_in_capture`](Self::pin_in_capture) and
+/// [`pin_graph`](Self::pin_graph) say so. Memory is looked up on the ledger of the backend that is given the work. Without
+/// feature `ledger` nothing is pinned.
 pub trait GpuBackend: Send + Sync {
     /// Allocates `bytes` of device memory and puts them on the ledger under the caller's line and the thread's scope.
     ///
     /// The memory is not cleared. May block: the driver waits for nothing but may map pages (1 µs inside a held 2 MiB
-    /// chunk, tens of µs for new pages). Valid on every stream. A capture: allocate before it begins.
+    /// chunk, tens of µs for new pages). Valid on every stream. Refused on a thread that captures: allocate before.
     ///
     /// # Errors
     /// [`OutOfMemory`](crate::OutOfMemory), also for a request above the device's total, which the driver is not asked
@@ -107,7 +128,7 @@ pub trait GpuBackend: Send + Sync {
     /// Allocates `bytes` of managed memory, which host and device both reach and the driver migrates.
     ///
     /// On the ledger like [`alloc`](Self::alloc), but without residency: where it lies changes. It may exceed the
-    /// device's memory. May block. Valid on every stream. Not allowed during a capture.
+    /// device's memory. May block. Valid on every stream. Refused on a thread that captures.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
@@ -118,11 +139,12 @@ pub trait GpuBackend: Send + Sync {
     ///
     /// Taken off the ledger before the driver is asked, since the driver may hand the address to another thread at once;
     /// if the driver refuses, the record is put back, marked. A context that is already gone is no error. May block: the
-    /// driver waits for work that could still use the memory. Not allowed during a capture.
+    /// driver waits for work that could still use the memory. Refused on a thread that captures.
     ///
     /// # Errors
     /// [`FreeError`](crate::FreeError) for a double free, an interior or foreign pointer or an arena, with the call sites
-    /// concerned, before the driver is asked.
+    /// concerned, before the driver is asked; [`PinnedByGraph`](crate::PinnedByGraph) for memory that a graph uses, with
+    /// the graph's name and the lines that allocated and captured.
     #[track_caller]
     fn free(&self, ptr: DevicePtr) -> Result<()>;
 
@@ -143,7 +165,7 @@ pub trait GpuBackend: Send + Sync {
 
     /// Allocates `bytes` of pinned host memory, all zero, registered with the ledger and accounted apart.
     ///
-    /// May block for long: pinning costs milliseconds for hundreds of MiB. Not allowed during a capture.
+    /// May block for long: pinning costs milliseconds for hundreds of MiB. Refused on a thread that captures.
     ///
     /// # Errors
     /// [`OutOfMemory`](crate::OutOfMemory) when the host has no more to pin; [`BadArgument`](crate::BadArgument) for 0
@@ -153,15 +175,17 @@ pub trait GpuBackend: Send + Sync {
 
     /// Frees what [`alloc_pinned`](Self::alloc_pinned) returned. Taken off the ledger before the driver is asked.
     ///
-    /// The caller sees to it that no queued copy still uses it. May block. Not allowed during a capture.
+    /// The caller sees to it that no queued copy still uses it. May block. Refused on a thread that captures.
     ///
     /// # Errors
     /// [`FreeError`](crate::FreeError) for what is not live pinned memory; [`StalePinned`](crate::StalePinned) for a handle
-    /// that was freed before or is another backend's, whoever has its address now.
+    /// that was freed before or is another backend's, whoever has its address now;
+    /// [`PinnedByGraph`](crate::PinnedByGraph) for a captured copy's.
     #[track_caller]
     fn free_pinned(&self, pinned: PinnedPtr) -> Result<()>;
 
-    /// Copies `src` to the device. Blocking: complete, and valid on every stream, at return.
+    /// Copies `src` to the device. Blocking: complete, and valid on every stream, at return. Refused on a thread that
+    /// captures, and while the backend's own stream does.
     ///
     /// # Errors
     /// [`CopyOutOfBounds`](crate::CopyOutOfBounds) past the end of an allocation the ledger knows;
@@ -169,14 +193,16 @@ pub trait GpuBackend: Send + Sync {
     /// as well as a device's, whoever has borrowed it. Memory that is not on the ledger costs a question to the driver.
     fn copy_h2d(&self, src: &[u8], dst: DevicePtr) -> Result<()>;
 
-    /// Copies from the device into `dst`. Blocking: the data is there at return.
+    /// Copies from the device into `dst`. Blocking: the data is there at return. During a capture as
+    /// [`copy_h2d`](Self::copy_h2d).
     ///
     /// # Errors
     /// As [`copy_h2d`](Self::copy_h2d).
     fn copy_d2h(&self, src: DevicePtr, dst: &mut [u8]) -> Result<()>;
 
     /// Copies `bytes` inside the device. Blocking: complete, and valid on every stream, at return. The ranges may overlap
-    /// as far as the driver is concerned, but what lies in the overlap is then undefined.
+    /// as far as the driver is concerned, but what lies in the overlap is then undefined. During a capture as
+    /// [`copy_h2d`](Self::copy_h2d).
     ///
     /// # Errors
     /// As [`copy_h2d`](Self::copy_h2d), for both ends.
@@ -186,8 +212,9 @@ pub trait GpuBackend: Send + Sync {
     ///
     /// For that promise a pinned or managed source, which the device reads late, makes the call wait for the stream.
     /// Pageable memory is staged by the driver before the call returns, and costs no wait; on devices that read pageable
-    /// memory directly (integrated ones) the call waits as well. Valid on `stream`. Do not use it in a capture: the graph
-    /// would read the source at every replay.
+    /// memory directly (integrated ones) the call waits as well. Valid on `stream`. Refused while `stream` captures, since
+    /// the graph would read the source at every replay: that is what
+    /// [`copy_h2d_async_retained`](Self::copy_h2d_async_retained) is for.
     ///
     /// # Errors
     /// As [`copy_h2d`](Self::copy_h2d).
@@ -211,7 +238,7 @@ pub trait GpuBackend: Send + Sync {
     ) -> Result<()>;
 
     /// Copies from the device into `dst` in the order of `stream`, and waits for that stream: the data is there at
-    /// return. Counts as a blocking copy. Not allowed while `stream` captures.
+    /// return. Counts as a blocking copy. Refused while `stream` captures.
     ///
     /// # Errors
     /// As [`copy_h2d`](Self::copy_h2d).
@@ -253,7 +280,8 @@ pub trait GpuBackend: Send + Sync {
     /// (source) or [`copy_d2h_async_retained`](Self::copy_d2h_async_retained) (destination) ask.
     unsafe fn copy_2d_async(&self, copy: &Copy2d, stream: u64) -> Result<()>;
 
-    /// Fills `bytes` bytes with `value`. Blocking: complete, and valid on every stream, at return.
+    /// Fills `bytes` bytes with `value`. Blocking: complete, and valid on every stream, at return. During a capture as
+    /// [`copy_h2d`](Self::copy_h2d).
     ///
     /// # Errors
     /// As [`copy_h2d`](Self::copy_h2d).
@@ -276,6 +304,7 @@ pub trait GpuBackend: Send + Sync {
     /// Makes a stream that does not synchronize with the legacy stream. Does not block. The driver takes a
     /// page of 2 MiB of device memory for the second stream of a context and for every fourth after it, and keeps it
     /// (measured on an H200).
+    /// Allowed during a capture.
     ///
     /// # Errors
     /// As the trait says.
@@ -283,7 +312,8 @@ pub trait GpuBackend: Send + Sync {
     fn create_stream(&self) -> Result<u64>;
 
     /// Destroys a stream of [`create_stream`](Self::create_stream). Does not block: the driver lets its queued work end.
-    /// Whatever the answer, the stream is not to be used again. What nobody destroys, the backend's drop does.
+    /// Refused while it takes part in a capture. Whatever else is answered, the stream is not to be used again. What nobody
+    /// destroys, the backend's drop does.
     ///
     /// # Errors
     /// [`BadArgument`](crate::BadArgument) for the legacy stream and the backend's own, and for an adopted one.
@@ -303,22 +333,20 @@ pub trait GpuBackend: Send + Sync {
     unsafe fn adopt_stream(&self, stream: u64) -> Result<()>;
 
     /// Makes a stream unknown without destroying it: an adopted one, or one of [`create_stream`](Self::create_stream), which
-    /// is then the caller's to destroy. Does not block; the driver is not asked.
+    /// is then the caller's to destroy. Refused while it takes part in a capture. Does not block; the driver is not asked.
     ///
     /// # Errors
     /// [`BadArgument`](crate::BadArgument) while a call on another thread uses it: it is then still known.
     #[track_caller]
     fn release_stream(&self, stream: u64) -> Result<()>;
 
-    /// Waits until the work queued on `stream` is done. A kernel's fault shows here. Not allowed while `stream` captures:
-    /// it would invalidate the capture.
+    /// Waits until the work queued on `stream` is done. A kernel's fault shows here. Refused while `stream` captures.
     ///
     /// # Errors
     /// As the trait says.
     fn synchronize_stream(&self, stream: u64) -> Result<()>;
 
-    /// Whether the work queued on `stream` is done. Does not block. Not allowed while `stream` captures: it would
-    /// invalidate the capture.
+    /// Whether the work queued on `stream` is done. Does not block. Refused while `stream` captures.
     ///
     /// # Errors
     /// As the trait says.
@@ -327,7 +355,8 @@ pub trait GpuBackend: Send + Sync {
     /// The backend's own stream.
     fn stream(&self) -> u64;
 
-    /// Waits until all work of the device's context is done, whoever queued it. Not allowed during any capture.
+    /// Waits until all work of the device's context is done, whoever queued it. Refused during any capture on the device,
+    /// whichever thread's.
     ///
     /// # Errors
     /// As the trait says.
@@ -347,41 +376,42 @@ pub trait GpuBackend: Send + Sync {
     #[track_caller]
     fn create_timing_event(&self) -> Result<u64>;
 
-    /// Records `event` behind the work queued on `stream` so far. Does not block. Recorded by a capture.
+    /// Records `event` behind the work queued on `stream` so far. Does not block. Recorded by a capture, after whose end the
+    /// event marks nothing until it is recorded anew.
     ///
     /// # Errors
     /// As the trait says.
     fn record_event(&self, event: u64, stream: u64) -> Result<()>;
 
     /// Makes later work of `stream` wait for `event`; one never recorded counts as passed. Does not block. Recorded by a
-    /// capture, for events recorded in that capture.
+    /// capture, for events recorded in it: a stream that waits for such an event takes part in the capture from then on,
+    /// and must be joined, by an event the other way, before the end. Other events are refused there.
     ///
     /// # Errors
     /// As the trait says.
     fn wait_event(&self, stream: u64, event: u64) -> Result<()>;
 
-    /// Whether `event` has passed; one never recorded has. Does not block. Not allowed for an event recorded in a
-    /// capture.
+    /// Whether `event` has passed; one never recorded has. Does not block. Refused for an event recorded in a capture.
     ///
     /// # Errors
     /// As the trait says.
     fn query_event(&self, event: u64) -> Result<bool>;
 
-    /// Waits until `event` has passed. Not allowed for an event recorded in a capture.
+    /// Waits until `event` has passed. Refused for an event recorded in a capture.
     ///
     /// # Errors
     /// As the trait says.
     fn synchronize_event(&self, event: u64) -> Result<()>;
 
     /// Milliseconds between two events of [`create_timing_event`](Self::create_timing_event) that have passed. Does not
-    /// block.
+    /// block. Refused for an event recorded in a capture.
     ///
     /// # Errors
     /// [`CallFailed`](crate::CallFailed) where an event keeps no time, was never recorded or has not passed.
     fn elapsed_ms(&self, start: u64, end: u64) -> Result<f32>;
 
-    /// Destroys an event. Does not block. Whatever the answer, the event is not to be used again. What nobody destroys, the
-    /// backend's drop does.
+    /// Destroys an event. Does not block. Allowed during a capture. Whatever the answer, the event is not to be used again.
+    /// What nobody destroys, the backend's drop does.
     ///
     /// # Errors
     /// [`BadArgument`](crate::BadArgument) for an adopted event.
@@ -446,7 +476,7 @@ pub trait GpuBackend: Send + Sync {
     /// `kernel` is of this backend: [`kernel`](Self::kernel) returned it. `params` must hold one pointer for each of the
     /// kernel's parameters, in order, each to a readable value of that parameter's size; they are read before the call
     /// returns. What the kernel does with them must be sound: device addresses valid, and live until `stream` has passed the
-    /// launch.
+    /// launch (and, if it was captured, for as long as the graph is launched: what is not pinned is the caller's to keep).
     #[allow(clippy::too_many_arguments, reason = "a launch is these seven things in the driver too")]
     unsafe fn launch(
         &self,
@@ -467,6 +497,96 @@ pub trait GpuBackend: Send + Sync {
     /// # Safety
     /// As [`KernelLaunch::on_stream`].
     unsafe fn launch_typed(&self, launch: &mut KernelLaunch, stream: u64) -> Result<()>;
+
+    /// Begins to capture `stream`: until the end its work is recorded and not done. Relaxed: what other threads do
+    /// meanwhile is their own (see *During a capture*, above). Does not block.
+    ///
+    /// [`CaptureGuard`](crate::CaptureGuard) gives a capture up that does not reach its end. Load modules and launch each
+    /// kernel once before, so that nothing is set up during the capture.
+    ///
+    /// # Errors
+    /// [`BadArgument`](crate::BadArgument) for the legacy stream, which cannot be captured;
+    /// [`Capturing`](crate::Capturing) where the stream takes part in a capture already;
+    /// [`FeatureOff`](crate::FeatureOff) without feature `graph`.
+    #[track_caller]
+    fn begin_capture(&self, stream: u64) -> Result<()>;
+
+    /// Ends the capture begun on `stream` and instantiates its graph, under a name of its own: `graph-1` and so on. The
+    /// driver's template goes on every path. May block; takes device memory (2 MiB for a node, 12 MiB for 5000, kept by the
+    /// driver for the next graph when this one goes). Any thread may end it. The graph can be launched on any stream.
+    ///
+    /// # Errors
+    /// [`NotCapturing`](crate::NotCapturing) where no capture was begun on this stream, with the one that was where it only
+    /// takes part: nothing is changed then. [`CallFailed`](crate::CallFailed) where the capture was broken (901) by a call
+    /// outside this backend, or a stream was not joined (904), saying which; where the graph cannot be instantiated. The
+    /// capture is then over and the stream usable, unless the error says otherwise.
+    fn end_capture(&self, stream: u64) -> Result<GraphHandle>;
+
+    /// As [`end_capture`](Self::end_capture), with a name for errors, reports and traces. Names need not be unique.
+    ///
+    /// # Errors
+    /// As [`end_capture`](Self::end_capture).
+    fn end_capture_named(&self, stream: u64, name: &str) -> Result<GraphHandle>;
+
+    /// Gives up the capture that `stream` takes part in, without a graph, and tells whether there was one. A capture of
+    /// this device's backends ends on all its streams, whichever of them is given; so does a broken one. Works on a thread
+    /// that is not bound. Does not block.
+    ///
+    /// # Errors
+    /// As the trait says, where the driver does not let it end.
+    fn abort_capture_if_active(&self, stream: u64) -> Result<bool>;
+
+    /// Whether `stream` captures, as the driver says, a broken capture that was not ended included. A failed query counts
+    /// as capturing. On SCALE the driver cannot tell, is not asked, and the answer is always false. Does not block. Allowed
+    /// during a capture.
+    fn stream_is_capturing(&self, stream: u64) -> bool;
+
+    /// Pins the allocation around `ptr` for the capture that `stream` takes part in, and then for its graph: memory it uses
+    /// in a way that no typed argument tells. Does not block, asks no driver.
+    ///
+    /// # Errors
+    /// [`NotCapturing`](crate::NotCapturing); [`BadArgument`](crate::BadArgument) for what is not live on the ledger.
+    fn pin_in_capture(&self, stream: u64, ptr: DevicePtr) -> Result<()>;
+
+    /// Launches a graph in the order of `stream`. Does not block, unless
+    /// [`debug_sync_kernels`](crate::BackendConfig::debug_sync_kernels) is on. Launches of one graph run one after the
+    /// other. Refused while `stream` captures.
+    ///
+    /// # Errors
+    /// [`BadArgument`](crate::BadArgument) for a graph that was destroyed, by name, or that never was: the driver is not
+    /// asked. [`GraphFault`](crate::GraphFault) where `debug_sync_kernels` is on and the graph failed.
+    fn launch_graph(&self, graph: GraphHandle, stream: u64) -> Result<()>;
+
+    /// Ends the capture begun on `stream` and has `graph` do its work instead of the old, from the next launch on, which is
+    /// far cheaper than a new graph: for the same nodes with other arguments. The graph keeps handle and name; what it pins
+    /// is what the new work uses. Launches already queued are not touched. Does not block.
+    ///
+    /// Where the driver cannot, because more than arguments changed, [`GraphUpdate`] says what, and the graph is as before.
+    /// The capture is over in either case.
+    ///
+    /// # Errors
+    /// As [`end_capture`](Self::end_capture); [`BadArgument`](crate::BadArgument) for what is no graph, and
+    /// [`NotSupported`](crate::NotSupported) on a driver without `cuGraphExecUpdate_v2` (before CUDA 12): in these two the
+    /// capture goes on and can be ended otherwise.
+    fn update_graph(&self, graph: GraphHandle, stream: u64) -> Result<GraphUpdate>;
+
+    /// Destroys a graph and lets go of what it pinned. Launches already queued are the driver's to finish. A context that is
+    /// already gone is no error. Does not block. Allowed during a capture.
+    ///
+    /// # Errors
+    /// [`BadArgument`](crate::BadArgument) for a graph that was destroyed before, or never was. Where the driver refuses,
+    /// the graph stays, with its pins.
+    fn destroy_graph(&self, graph: GraphHandle) -> Result<()>;
+
+    /// Pins the allocation around `ptr` as long as `graph` lives, or until its work is replaced by
+    /// [`update_graph`](Self::update_graph). Does not block, asks no driver. Allowed during a capture.
+    ///
+    /// # Errors
+    /// [`BadArgument`](crate::BadArgument) for what is no graph, or not live on the ledger.
+    fn pin_graph(&self, graph: GraphHandle, ptr: DevicePtr) -> Result<()>;
+
+    /// Every graph of this backend, in the order of their captures: name, nodes, bytes, what it pins.
+    fn graphs(&self) -> Vec<GraphInfo>;
 
     /// Makes the backend's context current on this thread. Call it once on every thread that did not build the backend.
     /// Does not block.
@@ -493,26 +613,30 @@ pub trait GpuBackend: Send + Sync {
     /// A clonable handle that reads the same ledger, for a reader that cannot hold the backend.
     fn ledger_probe(&self) -> LedgerProbe;
 
-    /// The ledger as text: up to `top_n` call sites of at least `min_mb` MiB each, largest first, then files and scopes.
+    /// The ledger as text: up to `top_n` call sites of at least `min_mb` MiB each, largest first, then files and scopes; then
+    /// a line for each graph.
     fn alloc_report(&self, top_n: usize, min_mb: usize) -> String;
 
     /// Labels what this thread allocates until the guard is dropped; nested labels join with `/`.
     fn scope(&self, label: &str) -> ScopeGuard;
 
-    /// Free and total bytes of the device, as the driver says them now (about 7 µs). Does not block.
+    /// Free and total bytes of the device, as the driver says them now (about 7 µs). Does not block. Refused on a thread
+    /// that captures.
     ///
     /// # Errors
     /// As the trait says.
     fn memory_info(&self) -> Result<MemoryInfo>;
 
     /// Bytes of device memory that can be had: the driver's free figure on a discrete GPU, and on an integrated one the larger
-    /// of it and what the host has available. [`effective_free`](Self::effective_free) without its provenance.
+    /// of it and what the host has available. [`effective_free`](Self::effective_free) without its provenance. Refused on a
+    /// thread that captures.
     ///
     /// # Errors
     /// As [`effective_free`](Self::effective_free).
     fn free_memory(&self) -> Result<u64>;
 
-    /// Free bytes of the device as its driver says them, whatever the host has. Does not block; some 7 µs.
+    /// Free bytes of the device as its driver says them, whatever the host has. Does not block; some 7 µs. Refused
+    /// on a thread that captures.
     ///
     /// # Errors
     /// As the trait says.
@@ -522,21 +646,22 @@ pub trait GpuBackend: Send + Sync {
     fn total_memory(&self) -> u64;
 
     /// Device memory that can be had, with where the figure comes from, how old it is and all that was known. Never above
-    /// the device's total. Does not block; some 7 µs, and on an integrated GPU a read of `/proc/meminfo`.
+    /// the device's total. Does not block; some 7 µs, and on an integrated GPU a read of `/proc/meminfo`. Refused on a
+    /// thread that captures.
     ///
     /// # Errors
     /// As the trait says, where the driver does not answer and the host's figure does not count.
     fn effective_free(&self) -> Result<EffectiveFree>;
 
     /// The driver's free figure, cheaply: asked for every 250 ms, and in between corrected by what the ledger has changed
-    /// since. Does not block; some tens of ns between two questions.
+    /// since. Does not block; some tens of ns between two questions. Refused on a thread that captures.
     ///
     /// # Errors
     /// As the trait says, where there never was an answer.
     fn poll_free_memory(&self) -> Result<PolledFree>;
 
     /// The account: the driver's used bytes as a sum of named terms, each measured, modelled or unknown, and a signed
-    /// remainder that closes it. Does not block; some 7 µs and a walk over the ledger.
+    /// remainder that closes it. Does not block; some 7 µs and a walk over the ledger. Refused on a thread that captures.
     ///
     /// # Errors
     /// As the trait says.
@@ -571,8 +696,8 @@ pub trait GpuBackend: Send + Sync {
     /// scope and creation index, what changed and since when, and is filled again. 0 without red zones.
     ///
     /// Blocking: waits for the legacy stream, the backend's own and those of [`create_stream`](Self::create_stream) that do
-    /// not capture; then one kernel launch checks all bands, or copies do where there is no kernel. Refused while the
-    /// backend's own stream captures.
+    /// not capture; then one kernel launch checks all bands, or copies do where there is no kernel. Refused on a thread that
+    /// captures, and while the backend's own stream does.
     ///
     /// # Errors
     /// What kept it from looking, such as [`ContextLost`](crate::ContextLost): then nothing is known of any band.
@@ -582,7 +707,8 @@ pub trait GpuBackend: Send + Sync {
     /// checked, with the reason, and are no error.
     ///
     /// # Errors
-    /// [`NotBound`](crate::NotBound), [`BadArgument`](crate::BadArgument) while the backend's own stream captures, and
+    /// [`NotBound`](crate::NotBound), [`Capturing`](crate::Capturing) on a thread that captures or while the backend's
+    /// own stream does, [`BadArgument`](crate::BadArgument) where that was begun outside this crate, and
     /// [`ContextLost`](crate::ContextLost) where there is no band to count.
     fn scan_redzones_report(&self) -> Result<ScanReport>;
 
@@ -607,8 +733,9 @@ pub trait GpuBackend: Send + Sync {
     /// Frees every device and managed allocation still on the ledger, and returns how many there were.
     ///
     /// One warning gives the total and the five largest call sites. A free that fails is logged and the rest still
-    /// freed; arenas and pinned memory stay. May block. Works on a thread that is not bound. Not allowed during a
-    /// capture.
+    /// freed; arenas and pinned memory stay. Graphs that are known to use what goes are destroyed before it, and so are
+    /// this backend's graphs with untyped launches, of which nobody knows what they use; the warning names them. May block.
+    /// Works on a thread that is not bound. Refused on a thread that captures, and while a capture of this backend goes on.
     ///
     /// # Errors
     /// [`ContextLost`](crate::ContextLost) or [`CallFailed`](crate::CallFailed) where the context cannot be made current;

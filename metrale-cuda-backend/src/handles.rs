@@ -135,7 +135,7 @@ impl Handles {
     }
 
     /// Takes a handle off to be destroyed by its last user.
-    fn doom(&self, raw: u64, site: Site, doing: &'static str) -> Result<Arc<Entry>, BadArgument> {
+    pub(crate) fn doom(&self, raw: u64, site: Site, doing: &'static str) -> Result<Arc<Entry>, BadArgument> {
         let kind = self.kind;
         let mut known = self.known.write();
         let Some(entry) = known.live.get(&raw) else { return Err(self.unknown(&known, raw, doing)) };
@@ -206,6 +206,13 @@ pub(crate) struct Held<'backend> {
     entry: Option<Arc<Entry>>,
 }
 
+impl Held<'_> {
+    /// Whether it is to be destroyed when the last holder leaves.
+    pub(crate) fn is_doomed(&self) -> bool {
+        self.entry.as_ref().is_some_and(|entry| entry.doomed.load(Ordering::Relaxed))
+    }
+}
+
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         // Of all who give up an entry, exactly one is the last.
@@ -235,19 +242,12 @@ impl MetraleCudaBackend {
         Ok(Held { backend: self, entry: Some(self.events().hold(event, doing)?) })
     }
 
-    /// Makes a handle unknown and has it destroyed: now, or by the call on another thread that is still using it.
-    pub(crate) fn destroy_handle(
-        &self,
-        handles: &Handles,
-        raw: u64,
-        site: Site,
-        doing: &'static str,
-    ) -> Result<Result<(), DriverError>, BadArgument> {
-        let entry = handles.doom(raw, site, doing)?;
-        Ok(match Arc::into_inner(entry) {
+    /// Has a handle that is unknown by now destroyed: now, or by the call on another thread that is still using it.
+    pub(crate) fn end_doomed(&self, entry: Arc<Entry>) -> Result<(), DriverError> {
+        match Arc::into_inner(entry) {
             Some(entry) => self.end_handle(&entry),
             None => Ok(()),
-        })
+        }
     }
 
     /// Has the driver destroy a handle. Whatever it answers, the handle is not used again: it may be gone all the same.
@@ -279,8 +279,11 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::release_stream`](crate::GpuBackend::release_stream).
     #[track_caller]
     pub fn release_stream(&self, stream: u64) -> anyhow::Result<()> {
+        const WHAT: &str = "releasing a stream";
+        let site = Location::caller();
+        self.uncaptured(stream, WHAT, || ())?;
         self.outgrow_stream(stream);
-        Ok(self.streams().release(stream, Location::caller())?)
+        Ok(self.uncaptured(stream, WHAT, || self.streams().release(stream, site))??)
     }
 
     /// See [`GpuBackend::adopt_event`](crate::GpuBackend::adopt_event).

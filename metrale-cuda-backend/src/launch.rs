@@ -18,6 +18,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::failed;
 use crate::error::BadArgument;
 use crate::gpu::{DevicePtr, GpuBackend, KernelHandle};
+use crate::graph::Uses;
 use crate::signature::{Signature, Signatures};
 use crate::timing::TimingSpan;
 
@@ -187,8 +188,9 @@ impl MetraleCudaBackend {
                 .shared_bytes(shared_bytes)
                 .args(std::iter::repeat_n(LaunchArg::Opaque, args))
         });
+        let uses = if args == 0 { Uses::Memory(&[]) } else { Uses::Unknown };
         // SAFETY: the caller's promise.
-        unsafe { self.launch_untraced(kernel, Shape { grid, block, shared_bytes, stream }, params) }
+        unsafe { self.launch_untraced(kernel, Shape { grid, block, shared_bytes, stream }, params, uses) }
     }
 
     /// See [`GpuBackend::launch_typed`].
@@ -196,7 +198,7 @@ impl MetraleCudaBackend {
     /// # Safety
     /// As there.
     pub unsafe fn launch_typed(&self, launch: &mut KernelLaunch, stream: u64) -> Result<()> {
-        let &mut KernelLaunch { kernel, grid, block, shared_bytes, ref mut arguments } = launch;
+        let &mut KernelLaunch { kernel, grid, block, shared_bytes, ref mut arguments, ref touched } = launch;
         let sizes = arguments.iter().map(Argument::bytes);
         self.kernels().check(kernel.0, |signature, name| signature.check(name, sizes))?;
         run_metrics::process().trace().record(|| {
@@ -206,10 +208,19 @@ impl MetraleCudaBackend {
                 .shared_bytes(shared_bytes)
                 .args(arguments.iter().map(Argument::traced))
         });
+        // Gathered only where a capture could want it.
+        let pointers: Vec<u64> = if self.captures(stream) {
+            arguments.iter().filter_map(Argument::address).chain(touched.iter().copied()).collect()
+        } else {
+            Vec::new()
+        };
+        let uses = Uses::Memory(&pointers);
         // One pointer each, into storage that the launch owns and that does not move before the call is over.
         let mut params: Vec<_> = arguments.iter_mut().map(Argument::as_param).collect();
         // SAFETY: one pointer an argument, each to a value of that argument's type; the caller promises the rest.
-        unsafe { self.launch_untraced(kernel, Shape { grid, block, shared_bytes, stream }, &mut params) }
+        unsafe {
+            self.launch_untraced(kernel, Shape { grid, block, shared_bytes, stream }, &mut params, uses)
+        }
     }
 
     /// Launches without a line in the trace.
@@ -221,11 +232,13 @@ impl MetraleCudaBackend {
         kernel: KernelHandle,
         shape: Shape,
         params: &mut [*mut c_void],
+        uses: Uses<'_>,
     ) -> Result<()> {
         const WHAT: &str = "launching a kernel";
         self.bound(WHAT)?;
         let Shape { grid, block, shared_bytes, stream } = shape;
         let _held = self.hold_stream(stream, WHAT)?;
+        self.not_beside_capture(stream, WHAT)?;
         // SAFETY: the stream is held.
         let span = unsafe { self.kernel_span(kernel, stream) };
         // SAFETY: the caller's promise; the registry lives as long as this backend, and the stream is held.
@@ -236,12 +249,14 @@ impl MetraleCudaBackend {
                 span.cancel();
             }
             if let Some(driver) = error.driver_error() {
+                self.submitted(stream, WHAT, Err(driver), uses);
                 let after = || format!("the launch of {}", self.kernels().name(kernel.0));
                 // SAFETY: the stream is held.
                 unsafe { self.probe(driver, stream, after) };
             }
             return Err(launch_error(error));
         }
+        self.submitted(stream, WHAT, Ok(()), uses);
         drop(span);
         self.kernels().launched(kernel.0);
         if self.config().debug_sync_kernels {
@@ -268,20 +283,14 @@ impl MetraleCudaBackend {
             .ok()
     }
 
-    /// Waits for a launch and reports its fault, unless the stream captures: then nothing has run, and the wait would
-    /// invalidate the capture. A stream that cannot say counts as capturing.
+    /// Waits for a launch and reports its fault.
     ///
     /// # Safety
     /// The stream stays alive over the call.
     unsafe fn find_fault(&self, kernel: KernelHandle, shape: Shape) -> Result<()> {
         let Shape { grid, block, shared_bytes, stream } = shape;
         // SAFETY: the caller's promise.
-        if unsafe { self.is_capturing_or_cannot_tell(stream) } {
-            return Ok(());
-        }
-        // SAFETY: no memory is passed; the caller's promise for the stream.
-        let status = unsafe { self.driver().cuStreamSynchronize(stream) };
-        check(DriverFn::cuStreamSynchronize, status).map_err(|driver| {
+        unsafe { self.debug_wait(stream) }.map_err(|driver| {
             let kernel = self.kernels().name(kernel.0);
             if is_sticky(driver.status) {
                 self.latch().trip(driver, Some(format!("the launch of {kernel}")));
@@ -291,6 +300,22 @@ impl MetraleCudaBackend {
                 failed(driver, format!("waiting for kernel {kernel} after its launch"), None)
             }
         })
+    }
+
+    /// Waits for a stream to see a fault of its last work, unless it captures or cannot say: then nothing has run, and the
+    /// wait would invalidate the capture.
+    ///
+    /// # Safety
+    /// The stream stays alive over the call.
+    pub(crate) unsafe fn debug_wait(&self, stream: u64) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        if unsafe { self.is_capturing_or_cannot_tell(stream) } {
+            return Ok(());
+        }
+        // Not `ask!`: the caller latches a fault with what it knows of it.
+        // SAFETY: no memory is passed; the caller's promise for the stream.
+        let status = unsafe { self.driver().cuStreamSynchronize(stream) };
+        check(DriverFn::cuStreamSynchronize, status)
     }
 }
 
@@ -332,6 +357,14 @@ impl Argument {
             Self::I32(value) => (&raw mut *value).cast(),
             Self::F32(value) => (&raw mut *value).cast(),
             Self::TensorMap(map) => (&raw mut **map).cast(),
+        }
+    }
+
+    /// The device address it is, where it is one.
+    const fn address(&self) -> Option<u64> {
+        match self {
+            Self::Ptr(value) => Some(*value),
+            _ => None,
         }
     }
 
@@ -391,12 +424,21 @@ pub struct KernelLaunch {
     block: [u32; 3],
     shared_bytes: u32,
     arguments: Vec<Argument>,
+    /// What the kernel reaches by other ways than its pointer arguments.
+    touched: Vec<u64>,
 }
 
 impl KernelLaunch {
     /// A launch of one block of one thread, without shared memory and arguments.
     pub const fn new(kernel: KernelHandle) -> Self {
-        Self { kernel, grid: [1; 3], block: [1; 3], shared_bytes: 0, arguments: Vec::new() }
+        Self {
+            kernel,
+            grid: [1; 3],
+            block: [1; 3],
+            shared_bytes: 0,
+            arguments: Vec::new(),
+            touched: Vec::new(),
+        }
     }
 
     /// Blocks in x, y, z.
@@ -445,6 +487,13 @@ impl KernelLaunch {
     /// The next argument: a tensor map of 128 bytes, passed by value (`const __grid_constant__ CUtensorMap`).
     pub fn tensor_map(self, map: impl Into<CUtensorMap>) -> Self {
         self.with(Argument::TensorMap(Box::new(map.into())))
+    }
+
+    /// Says that the kernel uses the allocation around `ptr` though no pointer argument tells: through a tensor map, an
+    /// address passed as a number, or a table in device memory. No argument; a capture pins it as it pins pointers.
+    pub fn touches(mut self, ptr: DevicePtr) -> Self {
+        self.touched.push(ptr.0);
+        self
     }
 
     fn with(mut self, argument: Argument) -> Self {

@@ -40,7 +40,8 @@
 //!
 //! # What it is not
 //! A memory pool, a tensor library or a scheduler: each call is the driver's call of that name, checked and accounted
-//! for. Streams, events and graphs are the caller's to order.
+//! for. Streams, events and graphs are the caller's to order; what a capture would not survive, and memory that a graph
+//! uses, is refused before the driver is asked.
 //!
 //! # Features
 //! * `ledger` (on): keeps the ledger. Without it the same methods exist and the reads answer zero.
@@ -49,6 +50,7 @@
 //! * `watchdog` (on): the watchdog over the free memory. Without it starting one is refused.
 //! * `tensormap` (on): encoding tensor maps. Without it encoding one is refused; the rules can still be checked.
 //! * `timing` (on): spans of device time. Without it every span is inert.
+//! * `graph` (on): captures and graphs. Without it `begin_capture` answers [`NotSupported`].
 //! * `sim` (off): `builder().software(profile)`, the driver in software.
 //! * `serde` (off): `Serialize` and `Deserialize` for the account and the ledger's snapshots.
 //! * `cudarc` (off): `MetraleCudaBackend::adopt` puts cudarc's allocations on the ledger; context and stream are shared by
@@ -65,6 +67,7 @@ mod event;
 mod face;
 mod fault_probe;
 mod gpu;
+mod graph;
 mod graveyard;
 mod handles;
 mod launch;
@@ -86,9 +89,14 @@ pub mod tensor_map;
 
 pub use backend::{BackendBuilder, MetraleCudaBackend};
 pub use config::{BackendConfig, ConfigError, DEBUG_SYNC_KERNELS, TIME_KERNELS};
-pub use error::{BadArgument, CallFailed, ContextLost, FeatureOff, LedgerConflict, NotBound, Remedy, remedy};
+pub use error::{
+    BadArgument, CallFailed, ContextLost, FeatureOff, LedgerConflict, NotBound, NotSupported, Remedy, remedy,
+};
 pub use fault_probe::{FaultLatch, FaultReason};
 pub use gpu::{DevicePtr, GpuBackend, GraphHandle, KernelHandle};
+pub use graph::{
+    CaptureGuard, Capturing, GraphFault, GraphInfo, GraphUpdate, NotCapturing, PinHolder, PinnedByGraph,
+};
 pub use launch::{KernelFault, KernelLaunch};
 pub use memory::{
     Copy2d, CopyOutOfBounds, End, FoundMemory, FreeError, Holder, MemoryInfo, NotDeviceMemory, OutOfMemory,
@@ -96,7 +104,9 @@ pub use memory::{
 };
 pub use merged_report::{DeviceLedger, MergedReport};
 pub use metrale_driver_sys::{CUtensorMap, DriverApi, DriverError, DriverFn};
-pub use metrale_ledger::{AllocKind, AllocRecord, ByteSize, ForgetError, LedgerProbe, ScopeGuard, Snapshot};
+pub use metrale_ledger::{
+    AllocKind, AllocRecord, ByteSize, ForgetError, LedgerProbe, LiveAllocation, ScopeGuard, Snapshot,
+};
 pub use metrale_registry::{
     CudaHost, DeviceFacts, HostError, LaunchError, LaunchExcess, MetraleRegistry, RegistryError,
 };

@@ -215,6 +215,11 @@ impl MetraleCudaBackend {
     /// An event behind what is queued on a stream; 0 where there is none to be had, be it that the stream is gone.
     fn event_behind(&self, stream: u64) -> CUevent {
         let Ok(_held) = self.hold_stream(stream, "letting go of scratch memory") else { return 0 };
+        // SAFETY: the stream is held.
+        if unsafe { self.is_capturing_or_cannot_tell(stream) } {
+            // Recorded there, it would be a mark in the graph and never pass.
+            return 0;
+        }
         let mut event = 0;
         // SAFETY: the result pointer is a local.
         let made = unsafe { ask!(self.driver(), cuEventCreate(&mut event, CU_EVENT_DISABLE_TIMING)) };

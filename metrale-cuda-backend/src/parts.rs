@@ -16,6 +16,9 @@ pub(crate) const HAS_WATCHDOG: bool = cfg!(feature = "watchdog");
 /// Whether tensor maps can be encoded; without it encoding one is refused, and checking one is not.
 pub(crate) const HAS_TENSORMAP: bool = cfg!(feature = "tensormap");
 
+/// Whether captures can be begun; without it there are no graphs, and every method that is about them says so.
+pub(crate) const MAKES_GRAPHS: bool = cfg!(feature = "graph");
+
 /// Where cudarc's allocations come in.
 #[cfg(feature = "cudarc")]
 #[path = "cudarc.rs"]

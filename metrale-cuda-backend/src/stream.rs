@@ -12,11 +12,24 @@ use metrale_telemetry::{Counter, run_metrics};
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
 use crate::error::BadArgument;
+use crate::graph::Reach;
 use crate::handles::is_the_drivers;
 use crate::memory::Cost;
 
 /// The legacy default stream, which synchronizes with every stream that did not opt out.
 pub const LEGACY_STREAM: u64 = 0;
+
+/// The legacy default stream by the driver's other handle for it, `CU_STREAM_LEGACY`.
+const LEGACY_BY_NAME: u64 = 1;
+
+/// Whether a handle is the legacy default stream's.
+pub(crate) const fn is_legacy(stream: u64) -> bool {
+    matches!(stream, LEGACY_STREAM | LEGACY_BY_NAME)
+}
+
+/// Why nobody waits for a stream that captures.
+const NOTHING_TO_WAIT_FOR: &str = "nothing has run yet, and the wait would break the capture; end it, launch the graph, and \
+                                   then wait";
 
 impl MetraleCudaBackend {
     /// See [`GpuBackend::create_stream`](crate::GpuBackend::create_stream).
@@ -54,9 +67,10 @@ impl MetraleCudaBackend {
             .into());
         }
         self.bound(WHAT)?;
+        self.uncaptured(stream, WHAT, || ())?;
         self.outgrow_stream(stream);
-        self.destroy_handle(self.streams(), stream, site, WHAT)?
-            .doing(|| format!("destroying stream {stream:#x}"))
+        let entry = self.uncaptured(stream, WHAT, || self.streams().doom(stream, site, WHAT))??;
+        self.end_doomed(entry).doing(|| format!("destroying stream {stream:#x}"))
     }
 
     /// See [`GpuBackend::synchronize_stream`](crate::GpuBackend::synchronize_stream).
@@ -64,6 +78,7 @@ impl MetraleCudaBackend {
         const WHAT: &str = "waiting for a stream";
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
+        self.outside_capture(Reach::Stream(stream), WHAT, NOTHING_TO_WAIT_FOR)?;
         // SAFETY: the stream is held.
         unsafe { self.wait_for_stream(stream) }
     }
@@ -84,6 +99,7 @@ impl MetraleCudaBackend {
         const WHAT: &str = "asking whether a stream is done";
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
+        self.outside_capture(Reach::Stream(stream), WHAT, NOTHING_TO_WAIT_FOR)?;
         // SAFETY: no memory is passed; the stream is held.
         match unsafe { ask!(self.driver(), cuStreamQuery(stream)) } {
             Err(error) if error.status == CUDA_ERROR_NOT_READY => Ok(false),
@@ -94,11 +110,15 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// Whether a stream captures; one that cannot say counts as if it did, for a wait or a query would end its capture.
+    /// Whether a stream captures; one that cannot say counts as if it did, for a wait or a query would end its capture. Our
+    /// own captures are known where the driver cannot tell.
     ///
     /// # Safety
     /// The stream stays alive over the call.
     pub(crate) unsafe fn is_capturing_or_cannot_tell(&self, stream: u64) -> bool {
+        if self.captures(stream) {
+            return true;
+        }
         // SAFETY: the caller's promise.
         let status = unsafe { stream_capture_status(self.driver(), stream) };
         status != Ok(CU_STREAM_CAPTURE_STATUS_NONE)
@@ -106,7 +126,10 @@ impl MetraleCudaBackend {
 
     /// See [`GpuBackend::synchronize`](crate::GpuBackend::synchronize).
     pub fn synchronize(&self) -> Result<()> {
+        const ADVICE: &str = "it would break every capture of the device; wait for single streams, or until the capture has \
+                              ended";
         self.bound("waiting for the device")?;
+        self.outside_capture(Reach::Device, "waiting for the device", ADVICE)?;
         run_metrics::process().counters().count(Counter::StreamSyncs);
         // SAFETY: takes nothing.
         unsafe { ask!(self.driver(), cuCtxSynchronize()) }

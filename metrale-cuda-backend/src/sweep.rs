@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
+use std::sync::Arc;
 
 use anyhow::Result;
 use metrale_driver_sys::{DriverError, is_sticky};
@@ -12,6 +13,7 @@ use metrale_registry::is_teardown_noop;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::failed;
+use crate::graph::Reach;
 
 /// Call sites named in a warning.
 const SITES: usize = 5;
@@ -41,6 +43,25 @@ impl fmt::Display for LargestSites<'_> {
             write!(f, "{separator}{file}:{line}:{column} ({} in {count})", ByteSize(*bytes))?;
         }
         match rows.len().saturating_sub(SITES) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}
+
+/// The graphs that went before the memory they used.
+struct Destroyed<'a>(&'a [Arc<str>]);
+
+impl fmt::Display for Destroyed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, name) in self.0.iter().take(SITES).enumerate() {
+            write!(
+                f,
+                "{}{name:?}",
+                if index == 0 { ". Graphs that used them, destroyed before: " } else { ", " }
+            )?;
+        }
+        match self.0.len().saturating_sub(SITES) {
             0 => Ok(()),
             more => write!(f, " and {more} more"),
         }
@@ -88,6 +109,9 @@ impl MetraleCudaBackend {
     #[track_caller]
     pub fn sweep_unreleased(&self) -> Result<usize> {
         self.latch().sound(|| "sweeping unreleased allocations".to_owned())?;
+        const ADVICE: &str = "sweep after the capture has ended";
+        let reach = Reach::ThreadOrOwner(self.seat().owner);
+        self.outside_capture(reach, "sweeping unreleased allocations", ADVICE)?;
         match self.enter() {
             Ok(_current) => Ok(self.sweep("a load was abandoned, or they have no owner that frees them")),
             // The context is gone, and the memory with it: nothing to free, nothing to warn of.
@@ -99,14 +123,19 @@ impl MetraleCudaBackend {
     /// Drains the ledger and frees all of it, with one warning. The context is current.
     #[track_caller]
     fn sweep(&self, causes: &str) -> usize {
+        // Graphs first: none may be left that would replay on freed memory.
+        let memory: Vec<_> = self.book().ledger().live_allocations();
+        let memory: Vec<_> = memory.into_iter().map(|(addr, record)| (record.kind, addr)).collect();
+        let graphs = self.destroy_graphs_using(&memory);
         let swept = Swept { records: self.book().ledger().drain() };
         let count = swept.records.len();
         if count > 0 {
             tracing::warn!(
-                "{} ({}) never released, and freed now: {causes}. Largest call sites: {}",
+                "{} ({}) never released, and freed now: {causes}. Largest call sites: {}{}",
                 swept.counted("device"),
                 swept.bytes(),
-                LargestSites(&swept.records)
+                LargestSites(&swept.records),
+                Destroyed(&graphs)
             );
             swept.free(|addr| self.give_swept(addr));
         }
@@ -154,14 +183,28 @@ impl MetraleCudaBackend {
         true
     }
 
+    /// Another backend's graph may use an arena or pinned memory of this one, which goes now. The sweep sees to the rest.
+    fn destroy_graphs_of_others(&self) {
+        let ledger = self.book().ledger();
+        let left = [AllocKind::Arena, AllocKind::Pinned].map(|kind| ledger.allocations_of(kind));
+        let left: Vec<_> = left.into_iter().flatten().map(|(addr, record)| (record.kind, addr)).collect();
+        let graphs = self.destroy_graphs_using(&left);
+        if !graphs.is_empty() {
+            tracing::warn!("memory goes with its backend that others still use{}", Destroyed(&graphs));
+        }
+    }
+
     /// Frees all that is left, on whichever thread drops the backend. Never panics, and never frees twice: what is freed
     /// has left the ledger before.
     pub(crate) fn free_all_left(&self) {
         if self.is_left_behind() {
+            self.end_all_graphs(false);
             return;
         }
         match self.enter() {
             Ok(_current) => {
+                self.end_all_graphs(true);
+                self.destroy_graphs_of_others();
                 self.end_op_cache();
                 self.end_timing();
                 self.sweep(
@@ -182,12 +225,14 @@ impl MetraleCudaBackend {
             }
             // A context that is gone has taken its memory with it; a probe that outlives the backend must not show it.
             Err(error) if is_teardown_noop(error.status) => {
+                self.end_all_graphs(false);
                 self.book().ledger().drain();
                 self.left_of(AllocKind::Padding);
                 self.left_of(AllocKind::Arena);
                 self.left_of(AllocKind::Pinned);
             }
             Err(error) => {
+                self.end_all_graphs(false);
                 let ledger = self.book().ledger();
                 let (left, padding) = (ledger.live_count(), ByteSize(ledger.padding_bytes() as u64));
                 tracing::error!(

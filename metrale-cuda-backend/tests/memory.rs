@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use common::{KERNELS, KIB, MIB, backend, logged, sim};
 use metrale_cuda_backend::memory::{FreeSource, HostFigureKind, LowMemory, Quality, WatchdogError};
 use metrale_cuda_backend::{
-    AllocKind, BackendConfig, CallFailed, DriverApi, DriverFn, GpuBackend, MetraleCudaBackend, Remedy, remedy,
+    AllocKind, BackendConfig, CallFailed, Capturing, DriverApi, DriverFn, GpuBackend, MetraleCudaBackend,
+    Remedy, remedy,
 };
 use metrale_driver_sim::{FaultDriver, Profile, SimDriver, on_both_drivers};
 
@@ -72,19 +73,36 @@ on_both_drivers! {
             .unwrap();
         assert_eq!(backend.account().unwrap().remainder_bytes(), 0);
         let streams: Vec<_> = (0..7).map(|_| backend.create_stream().unwrap()).collect();
+        let (stream, captured) = (backend.stream(), backend.alloc(4096).unwrap());
+        let capture = backend.capture(stream).unwrap();
+        for error in [
+            backend.free_memory().unwrap_err(),
+            backend.device_free_memory().unwrap_err(),
+            backend.effective_free().unwrap_err(),
+            backend.poll_free_memory().unwrap_err(),
+            backend.account().unwrap_err(),
+        ] {
+            assert!(error.is::<Capturing>(), "{error}");
+        }
+        (0..64).for_each(|value| backend.memset_async(captured, value, 4096, stream).unwrap());
+        let graph = capture.finish("fills").unwrap();
+        backend.launch_graph(graph, stream).unwrap();
+        backend.synchronize_stream(stream).unwrap();
         let held: Vec<_> = (1..60).map(|n| backend.alloc(n * 77 * KIB).unwrap()).collect();
         let arena = backend.alloc_arena(5 * MIB).unwrap();
         let account = backend.account().unwrap();
         assert_eq!(account.remainder_bytes(), 0, "{account}");
         let term = |name: &str| account.term(name).unwrap_or_else(|| panic!("no {name}: {account}"));
-        let asked: i64 = (1..60).map(|n| n * 77 * KIB as i64).sum();
+        let asked: i64 = 4096 + (1..60).map(|n| n * 77 * KIB as i64).sum::<i64>();
         assert_eq!((term("ledger").bytes, term("ledger").quality), (asked, Quality::Measured));
         assert_eq!(term("slack").bytes, backend.resident_bytes() as i64 - asked);
         assert_eq!((term("arenas").bytes, term("arenas").quality), (6 * MIB as i64, Quality::Modelled));
         assert!(term("modules").note.as_deref().unwrap().contains("3 modules"));
         assert!(term("streams").note.as_deref().unwrap().contains("7 alive"));
         assert!(term("context baseline").bytes > 0);
-        for name in ["graphs", "red-zone pads", "quarantine", "other processes"] {
+        assert_eq!((term("graphs").bytes, term("graphs").quality), (backend.graph_bytes_measured(), Quality::Measured));
+        assert!(term("graphs").bytes > 0 && term("graphs").note.as_deref().unwrap().contains("1 instantiated"));
+        for name in ["red-zone pads", "quarantine", "other processes"] {
             assert_eq!(term(name).bytes, 0, "{name}");
         }
         assert_eq!(account.driver_used_bytes(), backend.memory_info().unwrap().used_bytes());
@@ -92,6 +110,8 @@ on_both_drivers! {
         for stream in streams {
             backend.destroy_stream(stream).unwrap();
         }
+        backend.destroy_graph(graph).unwrap();
+        backend.free(captured).unwrap();
         held.into_iter().for_each(|ptr| backend.free(ptr).unwrap());
         backend.free_arena(arena).unwrap();
         let account = backend.account().unwrap();

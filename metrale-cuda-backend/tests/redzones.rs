@@ -11,8 +11,8 @@ use std::sync::Arc;
 use common::{KERNELS, KIB, MIB, logged, sim_with_kernels};
 use metrale_cuda_backend::redzone::{BandChange, Fill, POISON, RedzoneConfig, ScanBy, Side, Violation};
 use metrale_cuda_backend::{
-    AllocKind, BackendConfig, BadArgument, CallFailed, ContextLost, DevicePtr, DriverApi, DriverFn,
-    GpuBackend, KernelLaunch, MetraleCudaBackend, OutOfMemory, Remedy, remedy,
+    AllocKind, BackendConfig, BadArgument, CallFailed, Capturing, ContextLost, DevicePtr, DriverApi,
+    DriverFn, GpuBackend, KernelLaunch, MetraleCudaBackend, OutOfMemory, Remedy, remedy,
 };
 use metrale_driver_sim::{FaultDriver, Profile, SimDriver, on_both_drivers};
 
@@ -441,12 +441,22 @@ on_both_drivers! {
             backend.memset_async(ptr, 1, 100, stream).unwrap();
             let scanned = backend.scan_redzones();
             assert_eq!(scanned.is_err(), refused, "{scanned:?}");
+            assert!(scanned.err().is_none_or(|error| error.is::<BadArgument>()));
             let mut graph = 0;
             // SAFETY: the result pointer is a local.
             assert_eq!(unsafe { driver.cuStreamEndCapture(stream, &mut graph) }, 0);
             // SAFETY: the graph is the one just made.
             assert_eq!(unsafe { driver.cuGraphDestroy(graph) }, 0);
         }
+        for stream in [backend.stream(), other] {
+            let capture = backend.capture(stream).unwrap();
+            backend.memset_async(ptr, 1, 100, stream).unwrap();
+            assert!(backend.scan_redzones().unwrap_err().is::<Capturing>());
+            assert!(backend.scan_redzones_report().unwrap_err().is::<Capturing>());
+            assert!(backend.poison_redzones(0, 9).unwrap_err().is::<Capturing>());
+            backend.destroy_graph(capture.end().unwrap()).unwrap();
+        }
+        assert_eq!(backend.scan_redzones().unwrap(), 0);
         backend.destroy_stream(other).unwrap();
         backend.free(ptr).unwrap();
     }

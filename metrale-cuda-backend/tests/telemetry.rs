@@ -49,10 +49,21 @@ fn look_ups_waits_copies_and_launches_are_noted() {
     // The copy on a stream, the one asked for, and the one that the pinned source forces; the pageable one forces none.
     assert_eq!(step[Counter::StreamSyncs], 3);
 
+    let capture = backend.capture(backend.stream()).unwrap();
+    backend.memset_async(at, 0, 64, backend.stream()).unwrap();
+    let graph = capture.finish("decode").unwrap();
+    drop(backend.capture(backend.stream()).unwrap());
+    for _ in 0..3 {
+        backend.launch_graph(graph, backend.stream()).unwrap();
+    }
+    let step = metrics.counters().snapshot().since(&before);
+    assert_eq!((step[Counter::GraphCaptures], step[Counter::GraphReplays]), (1, 3));
+
     let trace = metrics.trace().stop();
     let kinds: Vec<_> = trace.launches.iter().map(|launch| launch.kind).collect();
-    use LaunchKind::{CopyD2h, CopyH2d, Kernel};
-    assert_eq!(kinds, [Kernel, CopyD2h, CopyD2h, CopyH2d, CopyH2d]);
+    use LaunchKind::{CopyD2h, CopyH2d, Graph, Kernel, Memset};
+    assert_eq!(kinds, [Kernel, CopyD2h, CopyD2h, CopyH2d, CopyH2d, Memset, Graph, Graph, Graph]);
+    assert_eq!(trace.launches[6].to_string(), "graph decode");
     let text = trace.launches[0].to_string();
     assert_eq!(text, format!("kernel kernels::fill grid (2, 1, 1) block (32, 1, 1) args {at}, 9u32, 64u32"));
 
@@ -67,6 +78,7 @@ fn look_ups_waits_copies_and_launches_are_noted() {
     assert_eq!(audit.modules[0].image_bytes, KERNELS.len() as u64);
 
     drop(pinned);
+    backend.destroy_graph(graph).unwrap();
     backend.free(at).unwrap();
     let next = build();
     assert_eq!(metrics.run(), run + 1);

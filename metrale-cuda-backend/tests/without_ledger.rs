@@ -6,7 +6,7 @@
 mod common;
 
 use common::{MIB, backend, logged, reused};
-use metrale_cuda_backend::{GpuBackend, PinnedBuffer, StalePinned};
+use metrale_cuda_backend::{FeatureOff, GpuBackend, PinnedBuffer, StalePinned};
 use metrale_driver_sim::on_both_drivers;
 
 on_both_drivers! {
@@ -50,5 +50,27 @@ on_both_drivers! {
         face.free(at).unwrap();
         face.free_arena(arena).unwrap();
         assert!(face.free(at).is_err(), "the driver says so");
+    }
+
+    /// Without records nothing can be pinned, and the rest of graphs is as ever, where they are built in.
+    graphs_pin_nothing(driver) {
+        let backend = backend(driver);
+        let (stream, at) = (backend.stream(), backend.alloc(64).unwrap());
+        if cfg!(feature = "graph") {
+            let capture = backend.capture(stream).unwrap();
+            backend.memset_async(at, 7, 64, stream).unwrap();
+            capture.pin(at).unwrap();
+            let graph = capture.end().unwrap();
+            backend.launch_graph(graph, stream).unwrap();
+            backend.synchronize_stream(stream).unwrap();
+            assert_eq!(backend.graphs()[0].pinned, []);
+            backend.destroy_graph(graph).unwrap();
+        } else {
+            let error = backend.begin_capture(stream).unwrap_err();
+            assert!(error.is::<FeatureOff>() && error.to_string().contains("\"graph\""), "{error}");
+            assert!(!backend.stream_is_capturing(stream) && !backend.abort_capture_if_active(stream).unwrap());
+            assert_eq!(backend.graphs(), []);
+        }
+        backend.free(at).unwrap();
     }
 }

@@ -14,7 +14,7 @@ const TRIES: usize = 4;
 impl MetraleCudaBackend {
     /// See [`GpuBackend::account`](crate::GpuBackend::account).
     pub fn account(&self) -> Result<Account> {
-        self.bound("making an account of the memory")?;
+        self.may_ask("making an account of the memory")?;
         let (used_bytes, totals) = self.one_moment()?;
         Ok(Account::close(used_bytes, self.terms(&totals))?)
     }

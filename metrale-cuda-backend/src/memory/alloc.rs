@@ -19,7 +19,13 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::{ask, failed};
 use crate::error::{BadArgument, LedgerConflict};
 use crate::gpu::DevicePtr;
+use crate::graph::Reach;
 use crate::redzone::BandLayout;
+
+/// Why nothing is allocated in a capture.
+pub(crate) const ALLOCATE_BEFORE: &str = "allocate before the capture begins, or on another thread";
+/// Why nothing is freed in a capture.
+pub(crate) const FREE_AFTER: &str = "free after the capture has ended, or on another thread";
 
 /// A free of what is not live, or not of this kind. The driver was not asked and nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -65,6 +71,7 @@ impl MetraleCudaBackend {
         let layout = plan.map_or(BandLayout::bare(bytes), |plan| plan.layout);
         let driver_bytes = layout.total_bytes();
         refuse_no_bytes(bytes, kind, site)?;
+        self.outside_capture(Reach::Thread, "allocating device memory", ALLOCATE_BEFORE)?;
         self.bound("allocating device memory")?;
         // A driver may think long about what can never fit. Managed memory may: it migrates.
         if kind != AllocKind::Managed && driver_bytes as u64 > self.total_bytes() {
@@ -133,6 +140,7 @@ impl MetraleCudaBackend {
         if ptr.is_null() {
             return Ok(());
         }
+        self.outside_capture(Reach::Thread, "freeing device memory", FREE_AFTER)?;
         let there = self.bound_to_free("freeing device memory")?;
         let record = self.forget(ptr.0, kind, call)?;
         let padded = if kind == AllocKind::Device { self.take_bands(ptr.0) } else { None };
@@ -149,16 +157,18 @@ impl MetraleCudaBackend {
         self.settle_free(answer, ptr.0, record.as_ref(), || format!("freeing {ptr}"))
     }
 
-    /// Takes an address off the ledger before the driver is asked: the driver may hand it to another thread at once.
+    /// Takes an address off the ledger before the driver is asked: the driver may hand it to another thread at once. Not
+    /// what a graph uses.
     #[track_caller]
     pub(crate) fn forget(
         &self,
         addr: u64,
         kind: AllocKind,
         call: &'static str,
-    ) -> Result<Option<metrale_ledger::AllocRecord>, FreeError> {
+    ) -> Result<Option<metrale_ledger::AllocRecord>> {
         let site = Location::caller();
-        self.book().forget(addr, kind).map_err(|cause| FreeError { call, site, cause })
+        let _unpinned = self.unpinned(addr, kind, call, site)?;
+        Ok(self.book().forget(addr, kind).map_err(|cause| FreeError { call, site, cause })?)
     }
 
     /// What the driver's answer to a free makes of the record that was taken off for it.

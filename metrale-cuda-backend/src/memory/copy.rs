@@ -17,6 +17,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask, failed};
 use crate::error::BadArgument;
 use crate::gpu::DevicePtr;
+use crate::graph::{Capturing, Reach, Uses};
 use crate::memory::not_device::{FoundMemory, NotDeviceMemory};
 use crate::stream::LEGACY_STREAM;
 
@@ -88,6 +89,7 @@ impl MetraleCudaBackend {
         }
         self.bound(WHAT)?;
         self.within(WHAT, End::Destination, dst, src.len() as u64)?;
+        self.may_block(WHAT)?;
         self.own_stream_done()?;
         trace(LaunchKind::CopyH2d, WHAT, [LaunchArg::Pointer(dst.0), LaunchArg::U64(src.len() as u64)]);
         // SAFETY: the source is a slice of that many bytes, consumed before the call returns; the destination is no host
@@ -105,6 +107,7 @@ impl MetraleCudaBackend {
         }
         self.bound(WHAT)?;
         self.within(WHAT, End::Source, src, dst.len() as u64)?;
+        self.may_block(WHAT)?;
         self.own_stream_done()?;
         trace(LaunchKind::CopyD2h, WHAT, [LaunchArg::Pointer(src.0), LaunchArg::U64(dst.len() as u64)]);
         count_blocking_d2h(dst.len());
@@ -122,6 +125,7 @@ impl MetraleCudaBackend {
         self.bound(WHAT)?;
         self.within(WHAT, End::Source, src, bytes as u64)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
+        self.may_block(WHAT)?;
         self.own_stream_done()?;
         trace(
             LaunchKind::CopyD2d,
@@ -143,6 +147,10 @@ impl MetraleCudaBackend {
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Destination, dst, src.len() as u64)?;
+        const ADVICE: &str = "the graph would read the source at every replay, when it may be gone: use \
+                              copy_h2d_async_retained and keep the source";
+        self.outside_capture(Reach::Stream(stream), WHAT, ADVICE)?;
+        self.not_beside_capture(stream, WHAT)?;
         // Asked first: once the copy is queued there must be no way out that leaves the source unguarded.
         let wait = self.is_read_late(src)?;
         // SAFETY: the source is a slice of that many bytes; where the device reads it late, the wait below keeps it
@@ -177,6 +185,7 @@ impl MetraleCudaBackend {
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
+        self.not_beside_capture(stream, WHAT)?;
         // SAFETY: the caller's promise; the stream is held.
         unsafe { self.queue_h2d(src, bytes, dst, stream) }
     }
@@ -189,8 +198,10 @@ impl MetraleCudaBackend {
         const WHAT: &str = "queueing a copy to the device";
         trace(LaunchKind::CopyH2d, WHAT, [LaunchArg::Pointer(dst.0), LaunchArg::U64(bytes as u64)]);
         // SAFETY: the caller's promise.
-        unsafe { ask!(self.driver(), cuMemcpyHtoDAsync_v2(dst.0, src.cast::<c_void>(), bytes, stream)) }
-            .map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), bytes))
+        let answer =
+            unsafe { ask!(self.driver(), cuMemcpyHtoDAsync_v2(dst.0, src.cast::<c_void>(), bytes, stream)) };
+        self.submitted(stream, WHAT, answer, Uses::Memory(&[dst.0, src.addr() as u64]));
+        answer.map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), bytes))
     }
 
     /// See [`GpuBackend::copy_d2h_on_stream`](crate::GpuBackend::copy_d2h_on_stream).
@@ -202,6 +213,10 @@ impl MetraleCudaBackend {
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Source, src, dst.len() as u64)?;
+        const ADVICE: &str =
+            "it waits for the stream; use copy_d2h_async_retained, and read after a launch of the graph";
+        self.outside_capture(Reach::Stream(stream), WHAT, ADVICE)?;
+        self.not_beside_capture(stream, WHAT)?;
         count_blocking_d2h(dst.len());
         // SAFETY: the destination is a slice of that many bytes, and stays borrowed over the wait below; the stream is held.
         let queued = unsafe { self.queue_d2h(src, dst.as_mut_ptr(), dst.len(), stream) };
@@ -229,6 +244,7 @@ impl MetraleCudaBackend {
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Source, src, bytes as u64)?;
+        self.not_beside_capture(stream, WHAT)?;
         // SAFETY: the caller's promise; the stream is held.
         unsafe { self.queue_d2h(src, dst, bytes, stream) }
     }
@@ -241,8 +257,10 @@ impl MetraleCudaBackend {
         const WHAT: &str = "queueing a copy to the host";
         trace(LaunchKind::CopyD2h, WHAT, [LaunchArg::Pointer(src.0), LaunchArg::U64(bytes as u64)]);
         // SAFETY: the caller's promise.
-        unsafe { ask!(self.driver(), cuMemcpyDtoHAsync_v2(dst.cast::<c_void>(), src.0, bytes, stream)) }
-            .map_err(|error| self.copy_failed(error, WHAT, Some(src), None, bytes))
+        let answer =
+            unsafe { ask!(self.driver(), cuMemcpyDtoHAsync_v2(dst.cast::<c_void>(), src.0, bytes, stream)) };
+        self.submitted(stream, WHAT, answer, Uses::Memory(&[src.0, dst.addr() as u64]));
+        answer.map_err(|error| self.copy_failed(error, WHAT, Some(src), None, bytes))
     }
 
     /// See [`GpuBackend::copy_d2d_async`](crate::GpuBackend::copy_d2d_async).
@@ -255,6 +273,7 @@ impl MetraleCudaBackend {
         let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Source, src, bytes as u64)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
+        self.not_beside_capture(stream, WHAT)?;
         trace(
             LaunchKind::CopyD2d,
             WHAT,
@@ -262,8 +281,9 @@ impl MetraleCudaBackend {
         );
         // SAFETY: neither end is host memory (`within`), and what else is wrong with them the driver answers; the stream is
         // held.
-        unsafe { ask!(self.driver(), cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes, stream)) }
-            .map_err(|error| self.copy_failed(error, WHAT, Some(src), Some(dst), bytes))
+        let answer = unsafe { ask!(self.driver(), cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes, stream)) };
+        self.submitted(stream, WHAT, answer, Uses::Memory(&[src.0, dst.0]));
+        answer.map_err(|error| self.copy_failed(error, WHAT, Some(src), Some(dst), bytes))
     }
 
     /// Refuses an end that begins in an allocation the ledger knows and would leave it, and one that is, or could be, host
@@ -296,6 +316,13 @@ impl MetraleCudaBackend {
                 self.not_the_hosts(operation, end, ptr, &unknown)
             }
         }
+    }
+
+    /// Refuses a blocking operation on a thread that captures, or where the backend's own stream, which it waits for, does.
+    pub(crate) fn may_block(&self, doing: &'static str) -> Result<(), Capturing> {
+        const ADVICE: &str = "it would run at once and be missing from the graph; do it before the capture begins, or use \
+                              the asynchronous call of that name on the capturing stream";
+        self.outside_capture(Reach::ThreadOrStream(self.stream()), doing, ADVICE)
     }
 
     /// Waits for the backend's own stream, which does not synchronize with the driver's blocking calls.

@@ -9,6 +9,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::ask;
 use crate::error::BadArgument;
 use crate::gpu::DevicePtr;
+use crate::graph::Uses;
 use crate::memory::copy::{End, trace};
 
 /// One side of a pitched copy: where its first row begins.
@@ -18,6 +19,15 @@ pub enum Side {
     Device(DevicePtr),
     /// Host memory; only read where it is the source.
     Host(*mut u8),
+}
+
+impl Side {
+    fn addr(self) -> u64 {
+        match self {
+            Self::Device(ptr) => ptr.0,
+            Self::Host(ptr) => ptr.addr() as u64,
+        }
+    }
 }
 
 /// A rectangle of `rows` rows of `width_bytes` each, copied from rows that lie `src_pitch_bytes` apart to rows that lie
@@ -102,6 +112,7 @@ impl MetraleCudaBackend {
                 self.within(WHAT, end, ptr, span)?;
             }
         }
+        self.not_beside_capture(stream, WHAT)?;
         trace(
             kind(copy),
             WHAT,
@@ -111,7 +122,10 @@ impl MetraleCudaBackend {
         let raw = raw(copy);
         // SAFETY: the description is a local that the driver reads before it returns; of the host memory it speaks of, the
         // caller has promised that it is valid until the stream has passed the copy; the stream is held.
-        unsafe { ask!(self.driver(), cuMemcpy2DAsync_v2(&raw const raw, stream)) }.map_err(|error| {
+        let answer = unsafe { ask!(self.driver(), cuMemcpy2DAsync_v2(&raw const raw, stream)) };
+        let ends = [copy.src, copy.dst].map(Side::addr);
+        self.submitted(stream, WHAT, answer, Uses::Memory(&ends));
+        answer.map_err(|error| {
             let device = |side| match side {
                 Side::Device(ptr) => Some(ptr),
                 Side::Host(_) => None,

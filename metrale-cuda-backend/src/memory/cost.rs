@@ -73,13 +73,23 @@ impl MetraleCudaBackend {
     /// it. What other processes take meanwhile is counted too. Costs two questions of some 7 µs; they are allowed in a
     /// capture.
     pub(crate) fn measure<T>(&self, cost: Cost, act: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.measured(cost, act).map(|(answer, _)| answer)
+    }
+
+    /// [`measure`](Self::measure), and says how many bytes it was; `None` where the driver does not say.
+    pub(crate) fn measured<T>(
+        &self,
+        cost: Cost,
+        act: impl FnOnce() -> Result<T>,
+    ) -> Result<(T, Option<i64>)> {
         let _turn = self.costs().turn.lock();
         let before = self.unledgered_bytes();
         let answer = act()?;
-        if let (Some(before), Some(after)) = (before, self.unledgered_bytes()) {
-            self.costs().note(cost, after - before);
+        let bytes = before.zip(self.unledgered_bytes()).map(|(before, after)| after - before);
+        if let Some(bytes) = bytes {
+            self.costs().note(cost, bytes);
         }
-        Ok(answer)
+        Ok((answer, bytes))
     }
 
     /// The driver's used bytes less the pages that the ledger knows.

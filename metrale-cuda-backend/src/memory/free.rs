@@ -110,7 +110,7 @@ impl MetraleCudaBackend {
 
     /// See [`GpuBackend::effective_free`](crate::GpuBackend::effective_free).
     pub fn effective_free(&self) -> Result<EffectiveFree> {
-        self.bound("asking for the free memory")?;
+        self.may_ask("asking for the free memory")?;
         match self.ask_memory_info() {
             Ok(info) => Ok(self.free_facts().effective(Some(info.free_bytes))?),
             // On an integrated GPU the host still knows.
@@ -123,7 +123,7 @@ impl MetraleCudaBackend {
 
     /// See [`GpuBackend::poll_free_memory`](crate::GpuBackend::poll_free_memory).
     pub fn poll_free_memory(&self) -> Result<PolledFree> {
-        self.bound("polling the free memory")?;
+        self.may_ask("polling the free memory")?;
         let ledger = self.book().ledger();
         let resident = ledger.resident_bytes().saturating_add(ledger.arena_resident_bytes());
         let mut refused = None;

@@ -9,6 +9,7 @@ use metrale_ledger::ByteSize;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::Doing;
+use crate::graph::Reach;
 
 /// The driver's figures at one moment, for the whole device: every process counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,8 +37,15 @@ impl fmt::Display for MemoryInfo {
 impl MetraleCudaBackend {
     /// See [`GpuBackend::memory_info`](crate::GpuBackend::memory_info).
     pub fn memory_info(&self) -> Result<MemoryInfo> {
-        self.bound("asking for the free memory")?;
+        self.may_ask("asking for the free memory")?;
         self.ask_memory_info().doing(|| "asking for the free memory".to_owned())
+    }
+
+    /// Whether the caller may have the driver asked for its figures: on a bound thread that does not capture.
+    pub(crate) fn may_ask(&self, doing: &'static str) -> Result<()> {
+        const ADVICE: &str = "ask before the capture begins, or on another thread";
+        self.outside_capture(Reach::Thread, doing, ADVICE)?;
+        Ok(self.bound(doing)?)
     }
 
     /// The driver's figures; the thread is known to be bound.

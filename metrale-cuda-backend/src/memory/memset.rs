@@ -10,6 +10,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::ask;
 use crate::error::BadArgument;
 use crate::gpu::DevicePtr;
+use crate::graph::Uses;
 use crate::memory::copy::{End, trace};
 use crate::stream::LEGACY_STREAM;
 
@@ -22,6 +23,7 @@ impl MetraleCudaBackend {
         }
         self.bound(WHAT)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
+        self.may_block(WHAT)?;
         self.own_stream_done()?;
         trace_fill(WHAT, dst, u32::from(value), bytes);
         // SAFETY: the destination is no host memory (`within`), and what else is wrong with it the driver answers.
@@ -40,12 +42,14 @@ impl MetraleCudaBackend {
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
+        self.not_beside_capture(stream, WHAT)?;
         trace_fill(WHAT, dst, u32::from(value), bytes);
         // SAFETY: the destination is no host memory (`within`), and what else is wrong with it the driver answers; the
         // stream is held.
-        unsafe { ask!(self.driver(), cuMemsetD8Async(dst.0, value, bytes, stream)) }
-            // SAFETY: the stream is held.
-            .map_err(|error| unsafe { self.fill_failed(error, WHAT, dst, bytes, stream) })
+        let answer = unsafe { ask!(self.driver(), cuMemsetD8Async(dst.0, value, bytes, stream)) };
+        self.submitted(stream, WHAT, answer, Uses::Memory(&[dst.0]));
+        // SAFETY: the stream is held.
+        answer.map_err(|error| unsafe { self.fill_failed(error, WHAT, dst, bytes, stream) })
     }
 
     /// See [`GpuBackend::memset_d32_async`](crate::GpuBackend::memset_d32_async).
@@ -69,12 +73,14 @@ impl MetraleCudaBackend {
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
+        self.not_beside_capture(stream, WHAT)?;
         trace_fill(WHAT, dst, value, bytes);
         // SAFETY: the destination is no host memory (`within`), and what else is wrong with it the driver answers; the
         // stream is held.
-        unsafe { ask!(self.driver(), cuMemsetD32Async(dst.0, value, words, stream)) }
-            // SAFETY: the stream is held.
-            .map_err(|error| unsafe { self.fill_failed(error, WHAT, dst, bytes, stream) })
+        let answer = unsafe { ask!(self.driver(), cuMemsetD32Async(dst.0, value, words, stream)) };
+        self.submitted(stream, WHAT, answer, Uses::Memory(&[dst.0]));
+        // SAFETY: the stream is held.
+        answer.map_err(|error| unsafe { self.fill_failed(error, WHAT, dst, bytes, stream) })
     }
 
     /// The error for a fill the driver refused, after a look at whether the context is lost.

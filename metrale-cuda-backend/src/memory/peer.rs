@@ -10,6 +10,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask, failed};
 use crate::error::BadArgument;
 use crate::gpu::DevicePtr;
+use crate::graph::Uses;
 use crate::memory::copy::{End, trace};
 use crate::stream::LEGACY_STREAM;
 
@@ -58,6 +59,7 @@ impl MetraleCudaBackend {
             return Ok(());
         }
         let _held = self.hold_stream(stream, "queueing a copy between devices")?;
+        self.not_beside_capture(stream, "queueing a copy between devices")?;
         // SAFETY: the stream is held.
         unsafe { self.queue_peer(src, to, dst, bytes, stream) }
     }
@@ -73,6 +75,8 @@ impl MetraleCudaBackend {
         if !self.may_copy_to(WHAT, src, to, dst, bytes)? {
             return Ok(());
         }
+        self.may_block(WHAT)?;
+        to.may_block(WHAT)?;
         {
             let _current = to.enter().doing(|| WHAT.to_owned())?;
             to.own_stream_done()?;
@@ -96,8 +100,11 @@ impl MetraleCudaBackend {
         self.bound(WHAT)?;
         self.shares_its_driver(WHAT, of)?;
         let _held = (of.hold_event(event, WHAT)?, self.hold_stream(stream, WHAT)?);
+        let wait = self.may_wait(stream, event, WHAT)?;
         // SAFETY: no memory is passed; event and stream are held.
-        unsafe { ask!(self.driver(), cuStreamWaitEvent(stream, event, 0)) }.doing(|| {
+        let answer = unsafe { ask!(self.driver(), cuStreamWaitEvent(stream, event, 0)) };
+        self.waited(stream, event, wait, WHAT, answer);
+        answer.doing(|| {
             format!("making stream {stream:#x} wait for event {event:#x} of device {}", of.ordinal())
         })
     }
@@ -158,8 +165,10 @@ impl MetraleCudaBackend {
         // addresses; the caller's promise for the stream.
         let status =
             unsafe { self.driver().cuMemcpyPeerAsync(dst.0, to_context, src.0, from_context, bytes, stream) };
-        check(DriverFn::cuMemcpyPeerAsync, status)
-            .map_err(|error| self.peer_failed(error, src, to, dst, bytes))
+        let answer = check(DriverFn::cuMemcpyPeerAsync, status);
+        let uses = Uses::Peers { src: src.0, to, dst: dst.0 };
+        self.submitted(stream, "queueing a copy between devices", answer, uses);
+        answer.map_err(|error| self.peer_failed(error, src, to, dst, bytes))
     }
 
     /// The error for a copy the driver refused, with what each side's ledger knows of its end.

@@ -14,7 +14,8 @@ use metrale_ledger::AllocKind;
 use crate::backend::MetraleCudaBackend;
 use crate::call::ask;
 use crate::error::LedgerConflict;
-use crate::memory::alloc::refuse_no_bytes;
+use crate::graph::Reach;
+use crate::memory::alloc::{ALLOCATE_BEFORE, FREE_AFTER, refuse_no_bytes};
 use crate::memory::pinned_book::LivePinned;
 
 /// Pinned host memory by its address and size, as [`GpuBackend::alloc_pinned`](crate::GpuBackend::alloc_pinned) returns it.
@@ -106,6 +107,7 @@ impl MetraleCudaBackend {
     pub fn alloc_pinned(&self, bytes: usize) -> Result<PinnedPtr> {
         let site = Location::caller();
         refuse_no_bytes(bytes, AllocKind::Pinned, site)?;
+        self.outside_capture(Reach::Thread, "allocating pinned memory", ALLOCATE_BEFORE)?;
         self.bound("allocating pinned memory")?;
         let mut address = core::ptr::null_mut();
         // SAFETY: the result pointer is a local.
@@ -136,6 +138,7 @@ impl MetraleCudaBackend {
     #[track_caller]
     pub fn free_pinned(&self, pinned: PinnedPtr) -> Result<()> {
         let site = Location::caller();
+        self.outside_capture(Reach::Thread, "freeing pinned memory", FREE_AFTER)?;
         let there = self.bound_to_free("freeing pinned memory")?;
         let mut book = self.pinned_book();
         // An address alone proves nothing: by now it may be that of a buffer somebody else has borrowed.
@@ -164,7 +167,8 @@ impl MetraleCudaBackend {
     }
 }
 
-/// Pinned host memory that is freed when it is dropped. Derefs to its bytes.
+/// Pinned host memory that is freed when it is dropped. Derefs to its bytes. Where it may not be freed, on a thread that
+/// captures or while a graph copies from it, the drop says so in the log, and it stays until its backend goes.
 ///
 /// ```
 /// # use std::sync::Arc;

@@ -9,6 +9,7 @@ use super::zones::{BandOwner, State};
 use super::{RedzoneStatus, ScanReport, Violation};
 use crate::backend::MetraleCudaBackend;
 use crate::error::{BadArgument, Remedy, remedy};
+use crate::graph::Reach;
 
 impl MetraleCudaBackend {
     /// See [`GpuBackend::scan_redzones`](crate::GpuBackend::scan_redzones).
@@ -51,6 +52,7 @@ impl MetraleCudaBackend {
     /// Looks at every band. What kept it from doing so stands beside the report.
     fn scan(&self) -> Result<(ScanReport, Option<Error>)> {
         const DOING: &str = "scanning red zones";
+        const ADVICE: &str = "scan before the capture begins, or end it first";
         if !self.zones().is_on() {
             self.bound(DOING)?;
             return Ok((ScanReport::default(), None));
@@ -58,8 +60,9 @@ impl MetraleCudaBackend {
         // In a lost context a report still says how many bands nobody has looked at.
         let sound = self.latch().sound(|| DOING.to_owned());
         if sound.is_ok() {
+            self.outside_capture(Reach::ThreadOrStream(self.stream()), DOING, ADVICE)?;
             self.bound(DOING)?;
-            self.refuse_own_capture()?;
+            self.refuse_foreign_capture()?;
         }
         let mut state = self.zones().lock();
         let bands = state.table.len();
@@ -152,12 +155,12 @@ impl MetraleCudaBackend {
         filled
     }
 
-    /// A scan runs on the backend's own stream.
-    fn refuse_own_capture(&self) -> Result<(), BadArgument> {
+    /// A scan runs on the backend's own stream, which may have been set to capture without this crate.
+    fn refuse_foreign_capture(&self) -> Result<(), BadArgument> {
         // SAFETY: the stream is the host's own, which lives as long as it.
         match unsafe { stream_capture_status(self.driver(), self.stream()) } {
             Ok(status) if status != CU_STREAM_CAPTURE_STATUS_NONE => Err(BadArgument::new(
-                "scanning red zones: the backend's own stream captures a graph; end the capture first",
+                "scanning red zones: the backend's own stream captures, begun outside this crate; end that capture first",
             )),
             // An error shows at the next call, with its own words.
             _ => Ok(()),

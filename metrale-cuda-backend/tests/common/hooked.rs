@@ -15,11 +15,17 @@ pub struct HookedDriver {
     inner: Arc<dyn DriverApi>,
     hook: Mutex<Option<Hook>>,
     attributes: Mutex<HashMap<CUdevice_attribute, i32>>,
+    lacks: Option<DriverFn>,
 }
 
 impl HookedDriver {
     pub fn new(inner: Arc<dyn DriverApi>) -> Self {
-        Self { inner, hook: Mutex::new(None), attributes: Mutex::default() }
+        Self { inner, hook: Mutex::new(None), attributes: Mutex::default(), lacks: None }
+    }
+
+    /// A driver without an optional function.
+    pub fn lacking(inner: Arc<dyn DriverApi>, function: DriverFn) -> Self {
+        Self { lacks: Some(function), ..Self::new(inner) }
     }
 
     /// Calls `hook` before every call from now on, on the calling thread, which it may keep waiting.
@@ -78,7 +84,7 @@ macro_rules! forward {
         #[allow(non_snake_case, reason = "functions and arguments keep the C spelling")]
         impl DriverApi for HookedDriver {
             fn provides(&self, function: DriverFn) -> bool {
-                self.inner.provides(function)
+                self.lacks != Some(function) && self.inner.provides(function)
             }
 
             fn source(&self) -> String {

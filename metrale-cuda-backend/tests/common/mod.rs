@@ -8,7 +8,7 @@ pub mod hooked;
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use metrale_cuda_backend::{BackendConfig, DriverApi, MetraleCudaBackend};
+use metrale_cuda_backend::{BackendConfig, DevicePtr, DriverApi, MetraleCudaBackend};
 use metrale_driver_sim::{Profile, SimDriver};
 use tracing::Dispatch;
 
@@ -21,6 +21,23 @@ pub const MIB: usize = 1 << 20;
 /// A backend without modules that looks at no environment variable.
 pub fn backend(driver: Arc<dyn DriverApi>) -> MetraleCudaBackend {
     MetraleCudaBackend::builder().driver(driver).config(BackendConfig::default()).build().unwrap()
+}
+
+/// A backend with the kernels of data/kernels.cu that looks at no environment variable.
+pub fn backend_with_kernels(driver: Arc<dyn DriverApi>) -> MetraleCudaBackend {
+    MetraleCudaBackend::builder()
+        .driver(driver)
+        .modules(&[("kernels", KERNELS)])
+        .config(BackendConfig::default())
+        .build()
+        .unwrap()
+}
+
+/// The 32-bit words at a device address.
+pub fn words32(backend: &MetraleCudaBackend, at: DevicePtr, count: usize) -> Vec<u32> {
+    let mut bytes = vec![0; count * 4];
+    backend.copy_d2h(at, &mut bytes).unwrap();
+    bytes.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
 }
 
 /// A software H200 of its own.
@@ -80,7 +97,12 @@ impl io::Write for Lines {
 
 /// A software H200 with the functions that stand for the kernels of data/kernels.cu.
 pub fn sim_with_kernels() -> SimDriver {
-    let driver = SimDriver::new(Profile::h200());
+    with_kernels(Profile::h200())
+}
+
+/// A software device with the functions that stand for the kernels of data/kernels.cu.
+pub fn with_kernels(profile: Profile) -> SimDriver {
+    let driver = SimDriver::new(profile);
     register_kernels(&driver);
     driver
 }
@@ -107,6 +129,14 @@ pub fn register_kernels(driver: &SimDriver) {
         let out = launch.parameter::<u64>(0)?;
         let map = launch.parameter::<[u8; 128]>(1)?;
         launch.write(out, &map)
+    });
+    driver.register_kernel("mix", |launch| {
+        let (out, value, n) =
+            (launch.parameter::<u64>(0)?, launch.parameter::<u32>(1)?, launch.parameter::<u32>(2)?);
+        let n = u64::from(n).min(launch.threads());
+        let before = launch.load_all::<u32>(out, n as usize)?;
+        let after: Vec<u32> = before.iter().map(|word| word.wrapping_mul(3).wrapping_add(value)).collect();
+        launch.store_all(out, &after)
     });
     driver.register_kernel("stray", |launch| {
         let address = launch.parameter::<u64>(0)?;

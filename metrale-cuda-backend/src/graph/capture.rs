@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Captures: beginning, ending with a graph, giving up.
+
+use std::panic::Location;
+use std::thread;
+
+use anyhow::{Error, Result};
+use metrale_driver_sys::{
+    CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_ILLEGAL_STATE,
+    CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, CUDA_ERROR_STREAM_CAPTURE_UNJOINED,
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, CUgraph, CUresult,
+    DriverError, SCALE, stream_capture_status,
+};
+use metrale_registry::is_teardown_noop;
+
+use crate::backend::MetraleCudaBackend;
+use crate::call::{ask, failed};
+use crate::error::{BadArgument, FeatureOff, Remedy, remedy_of_status};
+use crate::gpu::{DevicePtr, GraphHandle};
+use crate::graph::captures::Capture;
+use crate::graph::gate::refusal;
+use crate::graph::guard::CaptureGuard;
+use crate::graph::refusal::NotCapturing;
+use crate::parts::MAKES_GRAPHS;
+use crate::stream::is_legacy;
+
+/// What the driver made of a capture: its template of a graph, which goes with this, and the pins of what was captured,
+/// which go too unless they are passed on.
+pub(crate) struct Recorded<'backend> {
+    backend: &'backend MetraleCudaBackend,
+    pub(crate) template: CUgraph,
+    /// The capture's number.
+    pub(crate) id: u64,
+    pub(crate) captured_at: &'static Location<'static>,
+    passed_on: bool,
+}
+
+impl Recorded<'_> {
+    /// The pins are a graph's from now on.
+    pub(crate) fn pass_on(&mut self) {
+        self.passed_on = true;
+    }
+}
+
+impl Drop for Recorded<'_> {
+    fn drop(&mut self) {
+        self.backend.destroy_template(self.template);
+        if !self.passed_on {
+            self.backend.seat().room.with(|state| state.pins.release(self.id));
+        }
+    }
+}
+
+impl MetraleCudaBackend {
+    /// See [`GpuBackend::begin_capture`](crate::GpuBackend::begin_capture).
+    #[track_caller]
+    pub fn begin_capture(&self, stream: u64) -> Result<()> {
+        const WHAT: &str = "beginning a capture";
+        let site = Location::caller();
+        if !MAKES_GRAPHS {
+            return Err(FeatureOff { feature: "graph" }.into());
+        }
+        if is_legacy(stream) {
+            return Err(BadArgument::new(format!(
+                "{WHAT} at {site}: the legacy stream cannot be captured; use another stream, the backend's own or one of \
+                 create_stream"
+            ))
+            .into());
+        }
+        self.bound(WHAT)?;
+        let held = self.hold_stream(stream, WHAT)?;
+        // On the books before the driver begins, so that no other thread breaks it unknowing.
+        let id = self.seat().room.with(|state| -> Result<u64> {
+            if let Some(earlier) = state.captures.on_stream(stream) {
+                const ADVICE: &str = "the stream takes part in a capture already; end that one first";
+                return Err(refusal(earlier, WHAT, ADVICE).into());
+            }
+            // From here on it is not destroyed before the capture is over (`uncaptured`), unless it is about to be.
+            if held.is_doomed() {
+                return Err(BadArgument::new(format!(
+                    "{WHAT} at {site}: stream {stream:#x} is being destroyed on another thread"
+                ))
+                .into());
+            }
+            let id = state.next_id();
+            state.captures.open(id, self.seat().owner, stream, site, thread::current().id());
+            state.pins.open(id, site);
+            Ok(id)
+        })?;
+        // SAFETY: no memory is passed; the stream is held.
+        unsafe { ask!(self.driver(), cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED)) }
+            .map_err(|error| {
+                self.forget_capture(id);
+                let hint = match error.status {
+                    CUDA_ERROR_ILLEGAL_STATE => Some(
+                        "the stream captures already, begun outside this backend: end that capture, or give it up with \
+                         abort_capture_if_active"
+                            .to_owned(),
+                    ),
+                    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED => {
+                        Some("this stream cannot be captured; use another stream".to_owned())
+                    }
+                    _ => None,
+                };
+                failed(error, format!("{WHAT} on stream {stream:#x} at {site}"), hint)
+            })
+    }
+
+    /// Begins a capture that is given up when the guard is dropped before its end, by an error or a panic.
+    ///
+    /// # Errors
+    /// As [`GpuBackend::begin_capture`](crate::GpuBackend::begin_capture).
+    #[track_caller]
+    pub fn capture(&self, stream: u64) -> Result<CaptureGuard<'_>> {
+        CaptureGuard::begin(self, stream)
+    }
+
+    /// See [`GpuBackend::end_capture`](crate::GpuBackend::end_capture).
+    pub fn end_capture(&self, stream: u64) -> Result<GraphHandle> {
+        self.finish_capture(stream, None)
+    }
+
+    /// See [`GpuBackend::end_capture_named`](crate::GpuBackend::end_capture_named).
+    pub fn end_capture_named(&self, stream: u64, name: &str) -> Result<GraphHandle> {
+        self.finish_capture(stream, Some(name))
+    }
+
+    /// See [`GpuBackend::abort_capture_if_active`](crate::GpuBackend::abort_capture_if_active).
+    pub fn abort_capture_if_active(&self, stream: u64) -> Result<bool> {
+        const WHAT: &str = "giving up a capture";
+        // One that was begun here is ended where it was begun, whichever of its streams is given.
+        let known =
+            self.seat().room.with(|state| state.captures.on_stream(stream).map(|capture| capture.origin));
+        let _current = match self.enter() {
+            Ok(current) => current,
+            // The context is gone, and its captures with it.
+            Err(error) if is_teardown_noop(error.status) => {
+                return Ok(self.forget_captures_on(known));
+            }
+            Err(error) => return Err(failed(error, WHAT.to_owned(), None)),
+        };
+        if let Some(origin) = known {
+            return match self.end_recording(origin, WHAT) {
+                Ok(recorded) => {
+                    drop(recorded);
+                    Ok(true)
+                }
+                // Whatever it says, the capture is over, which is all that was asked.
+                Err(_) if !self.captures(origin) => Ok(true),
+                Err(error) => Err(error),
+            };
+        }
+        let _held = self.hold_stream(stream, WHAT)?;
+        if !self.stream_is_capturing(stream) {
+            return Ok(false);
+        }
+        let mut template = 0;
+        // SAFETY: the result pointer is a local; the stream is held.
+        match unsafe { ask!(self.driver(), cuStreamEndCapture(stream, &mut template)) } {
+            Ok(()) => {
+                self.destroy_template(template);
+                Ok(true)
+            }
+            Err(error) => match error.status {
+                // No capture after all: its state could not be asked for.
+                CUDA_ERROR_ILLEGAL_STATE => Ok(false),
+                status if is_teardown_noop(status) => Ok(false),
+                status if ends_capture(status) => Ok(true),
+                _ => Err(failed(error, format!("{WHAT} on stream {stream:#x}"), None)),
+            },
+        }
+    }
+
+    /// See [`GpuBackend::stream_is_capturing`](crate::GpuBackend::stream_is_capturing).
+    #[must_use]
+    pub fn stream_is_capturing(&self, stream: u64) -> bool {
+        if SCALE {
+            return false;
+        }
+        let Ok(_held) = self.hold_stream(stream, "asking whether a stream captures") else { return true };
+        match self.enter() {
+            // SAFETY: the stream is held.
+            Ok(_current) => unsafe { self.is_capturing_or_cannot_tell(stream) },
+            Err(_) => true,
+        }
+    }
+
+    /// See [`GpuBackend::pin_in_capture`](crate::GpuBackend::pin_in_capture).
+    pub fn pin_in_capture(&self, stream: u64, ptr: DevicePtr) -> Result<()> {
+        const WHAT: &str = "pinning memory in a capture";
+        self.seat().room.with(|state| {
+            let Some(id) = state.captures.on_stream(stream).map(|capture| capture.id) else {
+                return Err(NotCapturing { doing: WHAT, stream, part_of: None }.into());
+            };
+            if let Some(allocation) = self.pinnable(ptr, WHAT)? {
+                state.pins.add(id, allocation);
+            }
+            Ok(())
+        })
+    }
+
+    /// Ends a capture in the driver. The context is current.
+    ///
+    /// Only where one was begun is the driver asked, and there the stream is alive: it is neither destroyed nor released
+    /// while it is on the books ([`uncaptured`](Self::uncaptured)), whose end this thread alone has reserved.
+    ///
+    /// On an error the capture is over, unless the driver says that the stream still captures: then it stays on the books.
+    pub(crate) fn end_recording(&self, stream: u64, doing: &'static str) -> Result<Recorded<'_>> {
+        let (id, captured_at) = self.seat().room.with(|state| {
+            if let Some(capture) = state.captures.start_ending(stream) {
+                return Ok((capture.id, capture.site));
+            }
+            let other = state.captures.on_stream(stream).filter(|capture| capture.origin != stream);
+            Err(NotCapturing { doing, stream, part_of: other.map(|capture| (capture.origin, capture.site)) })
+        })?;
+        let mut template = 0;
+        // SAFETY: the result pointer is a local; the stream is alive while its capture is on the books.
+        let answer = unsafe { ask!(self.driver(), cuStreamEndCapture(stream, &mut template)) };
+        let Err(error) = answer else {
+            // The pins stay: they are the graph's to be.
+            self.seat().room.with(|state| state.captures.close(id));
+            return Ok(Recorded { backend: self, template, id, captured_at, passed_on: false });
+        };
+        // SAFETY: as above.
+        let status = || unsafe { stream_capture_status(self.driver(), stream) };
+        let over = ends_capture(error.status)
+            || remedy_of_status(error.status) == Remedy::Relaunch
+            || (!SCALE && status() == Ok(CU_STREAM_CAPTURE_STATUS_NONE));
+        let hint = if over {
+            self.forget_capture(id).and_then(|capture| why_no_graph(error, &capture))
+        } else {
+            self.seat().room.with(|state| state.captures.stop_ending(id));
+            Some("the stream still captures: end it again, or abort_capture_if_active".to_owned())
+        };
+        Err(not_ended(error, doing, stream, captured_at, hint))
+    }
+
+    /// Destroys the driver's template of a graph. Nothing can be done about one that will not go.
+    pub(crate) fn destroy_template(&self, template: CUgraph) {
+        // SAFETY: no memory is passed; the driver has just made the graph, and nobody else knows of it.
+        if let Err(error) = unsafe { ask!(self.driver(), cuGraphDestroy(template)) }
+            && !is_teardown_noop(error.status)
+        {
+            tracing::error!("the template of a captured graph could not be destroyed and stays: {error}");
+        }
+    }
+
+    /// Takes a capture that is over off the books, with its pins.
+    pub(crate) fn forget_capture(&self, id: u64) -> Option<Capture> {
+        self.seat().room.with(|state| {
+            state.pins.release(id);
+            state.captures.close(id)
+        })
+    }
+
+    fn forget_captures_on(&self, origin: Option<u64>) -> bool {
+        let id = origin.and_then(|origin| {
+            self.seat().room.with(|state| state.captures.on_stream(origin).map(|capture| capture.id))
+        });
+        id.is_some_and(|id| self.forget_capture(id).is_some())
+    }
+}
+
+/// Whether a stream does not capture any more after an end that was answered so.
+const fn ends_capture(status: CUresult) -> bool {
+    matches!(
+        status,
+        CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+            | CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+            | CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD
+            | CUDA_ERROR_ILLEGAL_STATE
+    )
+}
+
+fn not_ended(
+    error: DriverError,
+    doing: &'static str,
+    stream: u64,
+    site: &'static Location<'static>,
+    hint: Option<String>,
+) -> Error {
+    failed(error, format!("{doing} on stream {stream:#x}, begun at {site}"), hint)
+}
+
+/// What is known of a capture that ended without a graph.
+fn why_no_graph(error: DriverError, capture: &Capture) -> Option<String> {
+    match error.status {
+        CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => Some(match &capture.broken_by {
+            Some(by) => format!("it was broken by {by}; the stream can be used again"),
+            None => "it was broken by a call outside this backend that the driver forbids during a capture, such as a \
+                     synchronization; the stream can be used again"
+                .to_owned(),
+        }),
+        CUDA_ERROR_STREAM_CAPTURE_UNJOINED => {
+            let streams: Vec<_> =
+                capture.unjoined().iter().map(|stream| format!("{stream:#x}")).collect();
+            let which = if streams.is_empty() {
+                "a stream that took part".to_owned()
+            } else {
+                format!("stream {}", streams.join(", "))
+            };
+            Some(format!(
+                "{which} was not joined: record an event behind its last work and make stream {:#x} wait for it before \
+                 the end",
+                capture.origin
+            ))
+        }
+        CUDA_ERROR_ILLEGAL_STATE => Some("it was ended outside this backend before".to_owned()),
+        _ => None,
+    }
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What captures and graphs forbid, as typed errors: told before the driver is asked, with the lines concerned.
+
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+
+use metrale_driver_sys::DriverError;
+use metrale_ledger::LiveAllocation;
+
+use crate::graph::pins::PinHolder;
+
+/// A call that a capture in flight forbids. The driver was not asked, and the capture goes on as if nothing had been.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{doing} is not possible while stream {stream:#x} captures (begun at {begun_at}): {advice}. The driver was not asked \
+     and the capture goes on"
+)]
+#[non_exhaustive]
+pub struct Capturing {
+    /// What was to be done.
+    pub doing: &'static str,
+    /// The stream that the capture was begun on.
+    pub stream: u64,
+    /// The line that began it.
+    pub begun_at: &'static Location<'static>,
+    /// Why not, or what to do instead.
+    pub advice: &'static str,
+}
+
+/// A capture was to be ended on a stream where none was begun. The driver was not asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{doing}: no capture was begun on stream {stream:#x} through this device's backends{}", takes_part(*part_of))]
+#[non_exhaustive]
+pub struct NotCapturing {
+    /// What was to be done.
+    pub doing: &'static str,
+    /// The stream that was given.
+    pub stream: u64,
+    /// Where the stream only takes part in a capture: the stream that one was begun on, and the line.
+    pub part_of: Option<(u64, &'static Location<'static>)>,
+}
+
+fn takes_part(part_of: Option<(u64, &'static Location<'static>)>) -> String {
+    match part_of {
+        Some((origin, site)) => {
+            format!(
+                "; it takes part in the one begun on stream {origin:#x} at {site}: end that, and the capture goes on"
+            )
+        }
+        None => "; begin_capture comes first".to_owned(),
+    }
+}
+
+/// A free of memory that a graph, or a capture in flight, is known to use. Nothing was changed.
+///
+/// The driver would free it without a word, and the next replay would use whatever lies there then.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{call} called at {site}: {allocation} is used by {}, and a replay would go on using it; destroy the graph first",
+    AllHolders(holders)
+)]
+#[non_exhaustive]
+pub struct PinnedByGraph {
+    /// Which call.
+    pub call: &'static str,
+    /// The line that called it.
+    pub site: &'static Location<'static>,
+    /// The memory, with the line that allocated it.
+    pub allocation: Box<LiveAllocation>,
+    /// Who uses it, with the lines that captured them. At least one.
+    pub holders: Vec<PinHolder>,
+}
+
+struct AllHolders<'a>(&'a [PinHolder]);
+
+impl fmt::Display for AllHolders<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// Holders that are named.
+        const MOST: usize = 5;
+        for (index, holder) in self.0.iter().take(MOST).enumerate() {
+            write!(f, "{}{holder}", if index == 0 { "" } else { "; " })?;
+        }
+        match self.0.len().saturating_sub(MOST) {
+            0 => Ok(()),
+            more => write!(f, "; and {more} more"),
+        }
+    }
+}
+
+/// A graph that failed while it ran, found by waiting after its launch
+/// ([`debug_sync_kernels`](crate::BackendConfig::debug_sync_kernels)). The context is lost: restart the process.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "graph {name:?} failed while it ran (stream {stream:#x}): {driver}; the context is lost, restart the process. To see \
+     which of its kernels it was, launch them without a graph"
+)]
+#[non_exhaustive]
+pub struct GraphFault {
+    /// The graph's name.
+    pub name: Arc<str>,
+    /// The stream it was launched on.
+    pub stream: u64,
+    /// What the wait answered.
+    pub driver: DriverError,
+}

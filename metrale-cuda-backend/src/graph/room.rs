@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the backends of one device share about captures and graphs. They share the device's context and stream too: a
+//! synchronization that one of them made would break a capture of the other's, and neither may free what the other's
+//! graph uses.
+
+use std::collections::{HashMap, VecDeque};
+use std::panic::Location;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+use std::thread;
+
+use metrale_registry::CudaHost;
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::gpu::GraphHandle;
+use crate::graph::captures::{Capture, Captures, Reach};
+use crate::graph::pins::Pins;
+
+/// Graphs that are remembered after their end.
+const REMEMBERED: usize = 64;
+
+/// A graph that can be launched.
+#[derive(Debug)]
+pub(crate) struct Graph {
+    pub(crate) handle: GraphHandle,
+    pub(crate) name: Arc<str>,
+    /// The number of the backend that made it.
+    pub(crate) owner: u64,
+    /// Held over every driver call on the graph: the driver leaves it to its callers to make them one at a time.
+    pub(crate) state: Mutex<GraphState>,
+}
+
+#[derive(Debug)]
+pub(crate) struct GraphState {
+    pub(crate) alive: bool,
+    /// The number of the capture whose work it does.
+    pub(crate) id: u64,
+    pub(crate) captured_at: &'static Location<'static>,
+    pub(crate) nodes: usize,
+    pub(crate) bytes_measured: Option<i64>,
+}
+
+/// A graph that is no more.
+#[derive(Clone, Debug)]
+pub(crate) struct Gone {
+    pub(crate) handle: GraphHandle,
+    pub(crate) name: Arc<str>,
+    pub(crate) how: &'static str,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) captures: Captures,
+    pub(crate) pins: Pins,
+    pub(crate) graphs: HashMap<GraphHandle, Arc<Graph>>,
+    gone: VecDeque<Gone>,
+    /// The last number given to a backend or a capture.
+    last_id: u64,
+    /// Graphs that were given no name.
+    unnamed: u64,
+}
+
+impl State {
+    /// A number nothing else here has.
+    pub(crate) fn next_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    /// The name of a graph that was given none.
+    pub(crate) fn next_name(&mut self) -> Arc<str> {
+        self.unnamed += 1;
+        format!("graph-{}", self.unnamed).into()
+    }
+
+    pub(crate) fn remember(&mut self, graph: &Graph, how: &'static str) {
+        if self.gone.len() == REMEMBERED {
+            self.gone.pop_front();
+        }
+        self.gone.push_back(Gone { handle: graph.handle, name: Arc::clone(&graph.name), how });
+    }
+
+    /// The last graph that had the handle.
+    pub(crate) fn gone(&self, handle: GraphHandle) -> Option<&Gone> {
+        self.gone.iter().rev().find(|gone| gone.handle == handle)
+    }
+}
+
+/// The shared state of one device.
+#[derive(Debug, Default)]
+pub(crate) struct Room {
+    // Written under the lock; read without it, to see cheaply that there is nothing to look at.
+    capturing: AtomicUsize,
+    pinned: AtomicUsize,
+    state: Mutex<State>,
+}
+
+impl Room {
+    /// Looks at the state, or changes it and publishes its counts before the lock goes.
+    pub(crate) fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock();
+        let answer = act(&mut state);
+        self.capturing.store(state.captures.len(), Relaxed);
+        self.pinned.store(state.pins.len(), Relaxed);
+        answer
+    }
+
+    /// Whether a capture is in flight. One relaxed load: a thread sees its own captures, and another's as soon as it has
+    /// heard of them in any way.
+    #[inline]
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.capturing.load(Relaxed) != 0
+    }
+
+    /// A capture within reach, put into words by `show`.
+    pub(crate) fn within<T>(&self, reach: Reach, show: impl FnOnce(&Capture) -> T) -> Option<T> {
+        if !self.is_capturing() {
+            return None;
+        }
+        let me = thread::current().id();
+        self.with(|state| state.captures.within(reach, me).map(show))
+    }
+
+    /// The lock, where something is pinned or could be just now: under it nothing comes to be pinned.
+    pub(crate) fn lock_pins(&self) -> Option<MutexGuard<'_, State>> {
+        (self.pinned.load(Relaxed) != 0 || self.is_capturing()).then(|| self.state.lock())
+    }
+
+    pub(crate) fn graph(&self, handle: GraphHandle) -> Option<Arc<Graph>> {
+        self.with(|state| state.graphs.get(&handle).cloned())
+    }
+}
+
+/// The rooms of this process, by the host of their device.
+static ROOMS: Mutex<Vec<(Weak<CudaHost>, Weak<Room>)>> = Mutex::new(Vec::new());
+
+/// One backend's place in its device's room.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    pub(crate) room: Arc<Room>,
+    /// The backend's number.
+    pub(crate) owner: u64,
+}
+
+impl Seat {
+    /// A new place in the room of a host, which is made for the first one.
+    pub(crate) fn take(host: &Arc<CudaHost>) -> Self {
+        let mut rooms = ROOMS.lock();
+        rooms.retain(|(host, room)| host.strong_count() > 0 && room.strong_count() > 0);
+        let known = rooms.iter().find(|(other, _)| std::ptr::eq(other.as_ptr(), Arc::as_ptr(host)));
+        let room = known.and_then(|(_, room)| room.upgrade()).unwrap_or_else(|| {
+            let room = Arc::new(Room::default());
+            rooms.push((Arc::downgrade(host), Arc::downgrade(&room)));
+            room
+        });
+        let owner = room.with(State::next_id);
+        Self { room, owner }
+    }
+}
