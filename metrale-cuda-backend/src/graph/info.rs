@@ -94,6 +94,6 @@ impl MetraleCudaBackend {
     /// measured. The driver keeps it when they are destroyed, so this figure stays.
     #[must_use]
     pub fn graph_bytes_measured(&self) -> i64 {
-        self.seat().room.with(|state| state.bytes_measured)
+        self.seat().room.with(|state| state.bytes_measured.get(&self.seat().device).copied().unwrap_or(0))
     }
 }
