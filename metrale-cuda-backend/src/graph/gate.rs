@@ -5,7 +5,7 @@
 //! |---|---|
 //! | alloc, free, memory query, sweep | the calling thread captures |
 //! | blocking copy or fill | the calling thread, or the backend's own stream, captures |
-//! | wait for a stream, query, copies that wait for one, destroy | that stream takes part in a capture |
+//! | wait for a stream, query, copies that wait for one, destroy, release | that stream takes part in a capture |
 //! | wait for an event, query, measurement | the event was recorded in the capture |
 //! | wait for the device | any of its streams takes part in a capture |
 //! | work on the legacy stream | the calling thread captures: it would run at once and be missing from the graph |

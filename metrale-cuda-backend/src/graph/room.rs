@@ -135,7 +135,9 @@ impl Room {
 }
 
 /// The rooms of this process, by driver. A weak handle keeps an address from being used again.
-static ROOMS: Mutex<Vec<(Weak<dyn DriverApi>, Weak<Room>)>> = Mutex::new(Vec::new());
+static ROOMS: Mutex<Rooms> = Mutex::new(Vec::new());
+
+type Rooms = Vec<(Weak<dyn DriverApi>, Weak<Room>)>;
 
 /// One backend's place in its driver's room.
 #[derive(Debug)]
