@@ -1024,3 +1024,31 @@ fn a_refused_launch_of_a_graph_is_probed() {
     let reason = backend.context_fault().expect("probed");
     assert_eq!((reason.driver.status, reason.after.as_deref()), (719, Some("the launch of graph \"step\"")));
 }
+
+/// A fault in the middle of a capture is what every later call says, and the drop's one line.
+#[test]
+fn a_context_lost_in_a_capture_is_told_before_the_capture() {
+    let driver = sim();
+    let backend = backend(driver.clone());
+    let at = backend.alloc(64).unwrap();
+    let pinned = backend.alloc_pinned(64).unwrap();
+    backend.begin_capture(backend.stream()).unwrap();
+    driver.inject_fault(0, 700);
+    backend.memset_async(at, 1, 64, backend.stream()).unwrap_err();
+    assert!(backend.context_fault().is_some());
+    for error in [
+        backend.alloc(64).unwrap_err(),
+        backend.free(at).unwrap_err(),
+        backend.alloc_pinned(64).unwrap_err(),
+        backend.free_pinned(pinned).unwrap_err(),
+        backend.memory_info().unwrap_err(),
+        backend.memset(at, 1, 64).unwrap_err(),
+        backend.sweep_unreleased().unwrap_err(),
+        backend.synchronize().unwrap_err(),
+        backend.end_capture(backend.stream()).unwrap_err(),
+    ] {
+        assert!(error.downcast_ref::<ContextLost>().is_some_and(|lost| lost.first.is_some()), "{error}");
+    }
+    let ((), lines) = logged(|| drop(backend));
+    assert!(lines.len() == 1 && lines[0].contains("2 allocations"), "{lines:?}");
+}

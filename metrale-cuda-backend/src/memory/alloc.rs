@@ -66,8 +66,8 @@ impl MetraleCudaBackend {
         site: &'static Location<'static>,
     ) -> Result<DevicePtr> {
         refuse_no_bytes(bytes, kind, site)?;
-        self.outside_capture(Reach::Thread, "allocating device memory", ALLOCATE_BEFORE)?;
         self.bound("allocating device memory")?;
+        self.outside_capture(Reach::Thread, "allocating device memory", ALLOCATE_BEFORE)?;
         // A driver may think long about what can never fit. Managed memory may: it migrates.
         if kind != AllocKind::Managed && bytes as u64 > self.total_bytes() {
             return Err(self.out_of_memory(bytes, kind, site, None).into());
@@ -109,8 +109,8 @@ impl MetraleCudaBackend {
         if ptr.is_null() {
             return Ok(());
         }
-        self.outside_capture(Reach::Thread, "freeing device memory", FREE_AFTER)?;
         let there = self.bound_to_free("freeing device memory")?;
+        self.outside_capture(Reach::Thread, "freeing device memory", FREE_AFTER)?;
         let record = self.forget(ptr.0, kind, call)?;
         let answer = if there { self.give_to_driver(ptr.0) } else { Ok(()) };
         self.settle_free(answer, ptr.0, record.as_ref(), || format!("freeing {ptr}"))

@@ -38,8 +38,8 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::memory_info`](crate::GpuBackend::memory_info).
     pub fn memory_info(&self) -> Result<MemoryInfo> {
         const ADVICE: &str = "ask before the capture begins, or on another thread";
-        self.outside_capture(Reach::Thread, "asking for the free memory", ADVICE)?;
         self.bound("asking for the free memory")?;
+        self.outside_capture(Reach::Thread, "asking for the free memory", ADVICE)?;
         self.ask_memory_info().doing(|| "asking for the free memory".to_owned())
     }
 
