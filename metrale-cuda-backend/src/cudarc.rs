@@ -52,6 +52,8 @@ fn taken(addr: u64, bytes: usize, whose: &str) -> BadArgument {
 /// It is written down as an arena, for cudarc is its owner: a sweep does not take it. cudarc allocates from the device's
 /// memory pool where there is one, and a pool keeps pages by rules of its own, so that what the driver keeps for it is not
 /// what the ledger's `arena_resident_bytes` says.
+///
+/// A drop cannot be refused: it destroys the graphs that are known to use the slice, with a warning.
 pub struct Adopted<'backend, T> {
     // In this order: it leaves the ledger before cudarc frees it, for the driver may hand the address to another thread at
     // once.
@@ -63,10 +65,31 @@ pub struct Adopted<'backend, T> {
 struct LedgerEntry<'backend> {
     backend: &'backend MetraleCudaBackend,
     ptr: DevicePtr,
+    /// Whether cudarc frees it when it has left.
+    is_freed: bool,
+}
+
+impl LedgerEntry<'_> {
+    /// No drop can be refused, so the graphs that use the memory go before it, and none is left that would replay on it.
+    fn end_its_graphs(&self) {
+        // Where the context cannot be had, the driver's answers say so.
+        let _current = self.backend.enter();
+        let graphs = self.backend.destroy_graphs_using(&[(AllocKind::Arena, self.ptr.0)], false);
+        if !graphs.is_empty() {
+            tracing::warn!(
+                "an allocation of cudarc's at {} was dropped while graphs used it, which are destroyed with it: {}",
+                self.ptr,
+                graphs.join(", ")
+            );
+        }
+    }
 }
 
 impl Drop for LedgerEntry<'_> {
     fn drop(&mut self) {
+        if self.is_freed {
+            self.end_its_graphs();
+        }
         if let Err(error) = self.backend.book().forget(self.ptr.0, AllocKind::Arena) {
             tracing::error!("an allocation of cudarc's left the ledger before it was let go of: {error}");
         }
@@ -80,10 +103,12 @@ impl<T> Adopted<'_, T> {
         self.entry.ptr
     }
 
-    /// Takes it off the ledger and gives cudarc's slice back.
+    /// Takes it off the ledger and gives cudarc's slice back, which from then on is the caller's to keep as long as graphs
+    /// use it.
     #[must_use = "the slice is freed when it is dropped"]
     pub fn let_go(self) -> CudaSlice<T> {
-        let Self { entry, slice } = self;
+        let Self { mut entry, slice } = self;
+        entry.is_freed = false;
         drop(entry);
         slice
     }
@@ -136,6 +161,41 @@ impl MetraleCudaBackend {
         if let Err(misuse) = self.book().record(addr, bytes, AllocKind::Arena, site) {
             return Err(AdoptError { slice, cause: taken(addr, bytes, &misuse.to_string()).into() });
         }
-        Ok(Adopted { entry: LedgerEntry { backend: self, ptr: DevicePtr(addr) }, slice })
+        Ok(Adopted { entry: LedgerEntry { backend: self, ptr: DevicePtr(addr), is_freed: true }, slice })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use metrale_driver_sim::{Profile, SimDriver};
+
+    use super::*;
+
+    /// A slice is cudarc's, which knows no driver in software: what stands for one here is its line on the ledger.
+    #[test]
+    fn a_dropped_slice_takes_the_graphs_along_that_use_it_and_no_others() {
+        let driver = Arc::new(SimDriver::new(Profile::h200()));
+        let backend = MetraleCudaBackend::builder().driver(driver).build().unwrap();
+        let stream = backend.stream();
+        let filling = |at, name| {
+            let capture = backend.capture(stream).unwrap();
+            backend.memset_async(at, 1, 64, stream).unwrap();
+            capture.finish(name).unwrap()
+        };
+        for is_freed in [true, false] {
+            let (ptr, other) = (backend.alloc_arena(64).unwrap(), backend.alloc(64).unwrap());
+            let (used, kept) = (filling(ptr, "used"), filling(other, "kept"));
+            drop(LedgerEntry { backend: &backend, ptr, is_freed });
+            assert!(backend.book().ledger().allocations_of(AllocKind::Arena).is_empty());
+            let launched = backend.launch_graph(used, stream);
+            assert_eq!(launched.is_err(), is_freed, "{launched:?}");
+            backend.launch_graph(kept, stream).unwrap();
+            backend.synchronize_stream(stream).unwrap();
+            backend.destroy_graph(kept).unwrap();
+            backend.free(other).unwrap();
+            backend.give_to_driver(ptr.0).unwrap();
+        }
     }
 }

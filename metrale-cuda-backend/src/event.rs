@@ -126,7 +126,7 @@ impl MetraleCudaBackend {
 }
 
 /// What the refusal of an event that was recorded means: a capture left it so.
-fn stale(error: DriverError) -> Option<String> {
+pub(crate) fn stale(error: DriverError) -> Option<String> {
     matches!(error.status, CUDA_ERROR_INVALID_VALUE | CUDA_ERROR_CAPTURED_EVENT).then(|| {
         "an event last recorded in a capture marks nothing once that has ended; record it anew outside"
             .to_owned()

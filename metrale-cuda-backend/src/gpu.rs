@@ -98,12 +98,13 @@ pub struct GraphHandle(pub u64);
 ///
 /// * on the thread that began a capture: allocating, freeing, sweeping, blocking copies and fills, asking for the free
 ///   memory or the account, scanning red zones, work on the legacy stream. Other threads may do all that meanwhile;
-/// * on a stream that takes part in one: waiting for it, querying and destroying it, copies that wait for it, launching a
+/// * on a stream that takes part in one: waiting for it, querying, destroying and releasing it, copies that wait for it, launching a
 ///   graph;
 /// * for an event recorded in one: waiting for it, querying it, measuring with it;
 /// * anywhere: waiting for the whole device.
 ///
-/// That holds for all backends of a device in one process, which share its context. Captures begun outside this crate are
+/// That holds for all backends of a device in one process, which share its context, and for those of another device whose
+/// stream has joined the capture. Captures begun outside this crate are
 /// not known to it. A stream that synchronizes with the legacy stream, which no stream of this crate does, is broken by any
 /// use of that one on any thread, blocking copies included: capture streams of [`create_stream`](Self::create_stream).
 ///
@@ -111,7 +112,8 @@ pub struct GraphHandle(pub u64);
 /// both ends of copies, targets of fills, and pinned host memory of copies. Freeing it is refused with
 /// [`PinnedByGraph`](crate::PinnedByGraph). The arguments of untyped launches are not known, nor is what a kernel reaches
 /// through a tensor map or a table of pointers: [`KernelLaunch::touches`], [`pin_in_capture`](Self::pin_in_capture) and
-/// [`pin_graph`](Self::pin_graph) say so. Memory is looked up on the ledger of the backend that is given the work. Without
+/// [`pin_graph`](Self::pin_graph) say so. Memory is looked up on the ledger of the backend that is given the work, and
+/// the far end of a copy between backends on that of the other; whichever backend allocated it refuses the free. Without
 /// feature `ledger` nothing is pinned.
 pub trait GpuBackend: Send + Sync {
     /// Allocates `bytes` of device memory and puts them on the ledger under the caller's line and the thread's scope.
@@ -505,7 +507,8 @@ pub trait GpuBackend: Send + Sync {
     /// kernel once before, so that nothing is set up during the capture.
     ///
     /// # Errors
-    /// [`BadArgument`](crate::BadArgument) for the legacy stream, which cannot be captured;
+    /// [`BadArgument`](crate::BadArgument) for the legacy stream, which cannot be captured, and for that of each thread, which
+    /// any use of the legacy stream would break;
     /// [`Capturing`](crate::Capturing) where the stream takes part in a capture already;
     /// [`FeatureOff`](crate::FeatureOff) without feature `graph`.
     #[track_caller]
@@ -529,7 +532,7 @@ pub trait GpuBackend: Send + Sync {
     fn end_capture_named(&self, stream: u64, name: &str) -> Result<GraphHandle>;
 
     /// Gives up the capture that `stream` takes part in, without a graph, and tells whether there was one. A capture of
-    /// this device's backends ends on all its streams, whichever of them is given; so does a broken one. Works on a thread
+    /// this driver's backends ends on all its streams, whichever of them is given; so does a broken one. Works on a thread
     /// that is not bound. Does not block.
     ///
     /// # Errors

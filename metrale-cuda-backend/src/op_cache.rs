@@ -23,6 +23,8 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::ask;
 use crate::error::BadArgument;
 use crate::gpu::DevicePtr;
+use crate::graph::Reach;
+use crate::memory::FREE_AFTER;
 
 /// Sizes up to here are rounded up to what the driver hands out anyway.
 const GRANULARITY_BYTES: usize = 512;
@@ -166,13 +168,18 @@ impl MetraleCudaBackend {
     }
 
     /// Drops all handles and gives all scratch memory back: each buffer as soon as its stream has passed what is queued on
-    /// it, which is looked at now and at later calls. Returns the bytes that are still held. Does not block. Not allowed
-    /// during a capture.
+    /// it and no graph uses it any more, which is looked at now and at later calls. Returns the bytes that are
+    /// still held. Does not block. Refused on a thread that captures, and while a stream with scratch memory does.
     ///
     /// # Errors
-    /// As [`GpuBackend`](crate::GpuBackend) says.
+    /// As [`GpuBackend`](crate::GpuBackend) says; nothing is then released.
     pub fn release_op_cache(&self) -> Result<usize> {
-        self.bound("releasing scratch memory")?;
+        const WHAT: &str = "releasing scratch memory";
+        self.bound(WHAT)?;
+        self.outside_capture(Reach::Thread, WHAT, FREE_AFTER)?;
+        for (_, stream) in self.op_cache().scratch.lock().present.keys() {
+            self.outside_capture(Reach::Stream(*stream), WHAT, FREE_AFTER)?;
+        }
         let handles = core::mem::take(&mut *self.op_cache().handles.lock());
         // With no lock held: a handle's drop may do anything.
         drop(handles);
@@ -272,7 +279,11 @@ impl MetraleCudaBackend {
 
     fn wait_for(&self, event: CUevent) -> Result<(), DriverError> {
         if event == 0 {
-            // Nothing to ask: whatever is queued, on whichever stream.
+            // Nothing to ask: whatever is queued, on whichever stream. Not where it would break another backend's capture;
+            // the driver's free waits then.
+            if self.captures_on_device() {
+                return Ok(());
+            }
             // SAFETY: takes nothing.
             return unsafe { ask!(self.driver(), cuCtxSynchronize()) };
         }

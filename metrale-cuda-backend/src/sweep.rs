@@ -126,7 +126,7 @@ impl MetraleCudaBackend {
         // Graphs first: none may be left that would replay on freed memory.
         let memory: Vec<_> = self.book().ledger().live_allocations();
         let memory: Vec<_> = memory.into_iter().map(|(addr, record)| (record.kind, addr)).collect();
-        let graphs = self.destroy_graphs_using(&memory);
+        let graphs = self.destroy_graphs_using(&memory, true);
         let swept = Swept { records: self.book().ledger().drain() };
         let count = swept.records.len();
         if count > 0 {
@@ -188,7 +188,7 @@ impl MetraleCudaBackend {
         let ledger = self.book().ledger();
         let left = [AllocKind::Arena, AllocKind::Pinned].map(|kind| ledger.allocations_of(kind));
         let left: Vec<_> = left.into_iter().flatten().map(|(addr, record)| (record.kind, addr)).collect();
-        let graphs = self.destroy_graphs_using(&left);
+        let graphs = self.destroy_graphs_using(&left, true);
         if !graphs.is_empty() {
             tracing::warn!("memory goes with its backend that others still use{}", Destroyed(&graphs));
         }

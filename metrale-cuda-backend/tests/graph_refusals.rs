@@ -4,10 +4,11 @@
 
 mod common;
 
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
 use anyhow::Error;
+use common::hooked::HookedDriver;
 use common::{MIB, assert_site, backend, backend_with_kernels, sim, sim_with_kernels};
 use metrale_cuda_backend::{
     BadArgument, CallFailed, CaptureGuard, Capturing, Copy2d, DevicePtr, DriverApi, DriverFn, KernelLaunch,
@@ -129,6 +130,18 @@ fn refused() -> Vec<(&'static str, &'static str, Call)> {
         ("synchronize_stream", "launch", |s| s.backend.synchronize_stream(s.stream).unwrap_err()),
         ("query_stream", "launch", |s| s.backend.query_stream(s.stream).unwrap_err()),
         ("destroy_stream", "end the capture", |s| s.backend.destroy_stream(s.stream).unwrap_err()),
+        ("release_stream", "end the capture", |s| s.backend.release_stream(s.stream).unwrap_err()),
+        ("release_op_cache", "after", |s| s.backend.release_op_cache().unwrap_err()),
+        ("copy_peer", "asynchronous", |s| s.backend.copy_peer(s.other, &s.backend, s.arena, 64).unwrap_err()),
+        ("copy_peer_async on the legacy stream", "missing from the graph", |s| {
+            s.backend.copy_peer_async(s.other, &s.backend, s.arena, 64, 0).unwrap_err()
+        }),
+        ("wait_peer_event of before", "not recorded in this capture", |s| {
+            s.backend.wait_peer_event(s.stream, &s.backend, s.before).unwrap_err()
+        }),
+        ("wait_event on the stream of the thread", "that of each thread", |s| {
+            s.backend.wait_event(2, s.inside).unwrap_err()
+        }),
         ("synchronize", "every capture", |s| s.backend.synchronize().unwrap_err()),
         ("query_event", "recorded in the capture", |s| s.backend.query_event(s.inside).unwrap_err()),
         ("synchronize_event", "recorded in the capture", |s| {
@@ -275,6 +288,40 @@ fn no_refusal_reaches_the_driver() {
     scene.clean();
 }
 
+/// Memory that is on no ledger costs a question to the driver, which is not put where the answer does not matter.
+#[test]
+fn no_refusal_asks_what_memory_of_others_is() {
+    let sim = Arc::new(sim_with_kernels());
+    let trace = Arc::new(TraceDriver::new(sim));
+    let scene = Scene::new(trace.clone());
+    let mut foreign = 0;
+    // SAFETY: the result pointer is a local.
+    assert_eq!(unsafe { trace.cuMemAlloc_v2(&mut foreign, 64) }, 0);
+    let (backend, ptr) = (&scene.backend, DevicePtr(foreign));
+    backend.begin_capture(scene.stream).unwrap();
+    let before = trace.calls().len();
+    for error in [
+        backend.memset(ptr, 1, 64).unwrap_err(),
+        backend.copy_h2d(&[1; 64], ptr).unwrap_err(),
+        backend.copy_d2h(ptr, &mut [1; 64]).unwrap_err(),
+        backend.copy_d2d(ptr, ptr, 64).unwrap_err(),
+        backend.memset_async(ptr, 1, 64, 0).unwrap_err(),
+        backend.copy_d2d_async(ptr, ptr, 64, 0).unwrap_err(),
+        backend.copy_h2d_async(&[1; 64], ptr, scene.stream).unwrap_err(),
+        backend.copy_d2h_on_stream(ptr, &mut [1; 64], scene.stream).unwrap_err(),
+        backend.copy_peer(ptr, backend, ptr, 64).unwrap_err(),
+        backend.copy_peer_async(ptr, backend, ptr, 64, 0).unwrap_err(),
+    ] {
+        assert!(error.is::<Capturing>(), "{error}");
+    }
+    let asked: Vec<_> = trace.calls()[before..].iter().map(|call| call.function).collect();
+    assert!(asked.iter().all(|function| *function == DriverFn::cuCtxGetCurrent), "{asked:?}");
+    assert!(backend.abort_capture_if_active(scene.stream).unwrap());
+    // SAFETY: allocated above.
+    assert_eq!(unsafe { trace.cuMemFree_v2(foreign) }, 0);
+    scene.clean();
+}
+
 /// Situations that others met, by their ids in data/capture_cases.tsv.
 mod cases {
     use super::*;
@@ -381,8 +428,9 @@ mod cases {
 
         legacy_capture(driver) {
             let backend = backend(driver);
-            for legacy in [0, 1] {
-                let error = backend.begin_capture(legacy).unwrap_err();
+            // 2 is the stream of each thread, which waits for the legacy one.
+            for own in [0, 1, 2] {
+                let error = backend.begin_capture(own).unwrap_err();
                 assert_eq!(remedy(&error), Some(Remedy::FixCall));
                 assert!(error.is::<BadArgument>() && error.to_string().contains("use another stream"), "{error}");
             }
@@ -543,4 +591,82 @@ fn a_free_that_races_with_a_capture_was_first_or_is_refused() {
         });
     }
     backend.ledger_probe().assert_nothing_live();
+}
+
+/// A capture that begins while another thread destroys or releases its stream comes first, or not at all: the driver is
+/// never asked to end one on a stream that is gone.
+#[test]
+fn a_stream_that_goes_while_a_capture_begins_was_first_or_is_refused() {
+    let driver = sim();
+    let backend = &backend(driver.clone());
+    let (mut captured, mut gone) = (0, 0);
+    for round in 0..200 {
+        let stream = backend.create_stream().unwrap();
+        let (ready, set) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            let going = scope.spawn(move || {
+                backend.bind_to_thread().unwrap();
+                set.recv().unwrap();
+                if round % 2 == 0 { backend.destroy_stream(stream) } else { backend.release_stream(stream) }
+            });
+            ready.send(()).unwrap();
+            let begun = backend.capture(stream);
+            let went = going.join().unwrap();
+            match begun {
+                Ok(capture) => {
+                    captured += 1;
+                    // A release may also meet the call that begins the capture.
+                    let error = went.unwrap_err();
+                    assert_eq!(remedy(&error), Some(Remedy::FixCall), "{error}");
+                    backend.destroy_graph(capture.end().unwrap()).unwrap();
+                    backend.destroy_stream(stream).unwrap();
+                }
+                Err(error) => {
+                    gone += 1;
+                    assert!(error.is::<BadArgument>(), "{error}");
+                    if round % 2 == 0 {
+                        went.unwrap();
+                    } else if went.is_ok() {
+                        // SAFETY: released, so nobody else destroys it.
+                        assert_eq!(unsafe { driver.cuStreamDestroy_v2(stream) }, 0);
+                    }
+                }
+            }
+        });
+    }
+    assert_eq!(captured + gone, 200);
+    assert!(driver.diagnostics().is_empty(), "{:?}", driver.diagnostics());
+}
+
+/// As above, at the worst moment: the driver is just beginning the capture.
+#[test]
+fn a_stream_is_not_destroyed_while_the_driver_begins_its_capture() {
+    let driver = Arc::new(HookedDriver::new(sim()));
+    let ((enter, entered), (go, gone)) = (mpsc::channel(), mpsc::channel::<()>());
+    let gone = Mutex::new(gone);
+    driver.before_each(move |called| {
+        if called == DriverFn::cuStreamBeginCapture_v2 {
+            enter.send(()).unwrap();
+            gone.lock().unwrap().recv().unwrap();
+        }
+    });
+    let backend = &backend(driver);
+    let stream = backend.create_stream().unwrap();
+    thread::scope(|scope| {
+        let beginning = scope.spawn(move || {
+            backend.bind_to_thread().unwrap();
+            backend.begin_capture(stream)
+        });
+        entered.recv().unwrap();
+        for error in
+            [backend.destroy_stream(stream).unwrap_err(), backend.release_stream(stream).unwrap_err()]
+        {
+            assert_eq!(error.downcast::<Capturing>().expect("typed").stream, stream);
+        }
+        go.send(()).unwrap();
+        beginning.join().unwrap().unwrap();
+    });
+    let graph = backend.end_capture(stream).unwrap();
+    backend.destroy_graph(graph).unwrap();
+    backend.destroy_stream(stream).unwrap();
 }

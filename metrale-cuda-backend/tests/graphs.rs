@@ -562,12 +562,105 @@ on_both_drivers! {
         assert_eq!(remedy(&error), Some(Remedy::Relaunch));
         let fault = error.downcast_ref::<GraphFault>().expect("typed");
         assert_eq!((&*fault.name, fault.driver.status), ("faulty", 700));
+        // Latched, with what is known of it.
+        let reason = backend.context_fault().expect("latched");
+        assert_eq!(reason.driver, fault.driver);
+        assert_eq!(reason.after.as_deref(), Some("the launch of graph \"faulty\""));
+        assert!(backend.alloc(1).unwrap_err().downcast::<ContextLost>().expect("typed").first.is_some());
         // The context is lost: whatever a driver can still do, nothing is told more than once.
         if let Err(error) = backend.destroy_graph(graph) {
             assert!(error.is::<ContextLost>(), "{error}");
         }
         let ((), lines) = logged(|| drop(backend));
         assert!(lines.iter().filter(|line| line.contains("graphs cannot be destroyed")).count() <= 1, "{lines:?}");
+    }
+
+    arenas_and_scratch_stay_while_a_graph_uses_them(driver) {
+        let backend = backend(driver);
+        let stream = backend.create_stream().unwrap();
+        let arena = backend.alloc_arena(64).unwrap();
+        let scratch = backend.op_scratch("gemm", 64, stream).unwrap();
+        let capture = backend.capture(stream).unwrap();
+        backend.memset_async(arena, 3, 64, stream).unwrap();
+        backend.copy_d2d_async(arena, scratch.ptr, 64, stream).unwrap();
+        let graph = capture.finish("step").unwrap();
+        let error = backend.free_arena(arena).unwrap_err().downcast::<PinnedByGraph>().expect("typed");
+        assert_eq!((error.call, error.allocation.addr), ("free_arena", arena.0));
+        // Outgrown, it stays as long as the graph does.
+        let larger = backend.op_scratch("gemm", 4096, stream).unwrap();
+        assert_ne!(larger.ptr, scratch.ptr);
+        backend.launch_graph(graph, stream).unwrap();
+        backend.synchronize_stream(stream).unwrap();
+        assert_eq!(byte(&backend, scratch.ptr), 3);
+        backend.release_op_cache().unwrap();
+        backend.synchronize_stream(stream).unwrap();
+        assert_eq!(backend.release_op_cache().unwrap(), scratch.bytes);
+        backend.destroy_graph(graph).unwrap();
+        assert_eq!(backend.release_op_cache().unwrap(), 0);
+        backend.free_arena(arena).unwrap();
+        backend.destroy_stream(stream).unwrap();
+    }
+
+    /// Its handle may be one that a capture has a mark of.
+    a_new_event_is_none_of_a_capture(driver) {
+        let backend = backend(driver);
+        let stream = backend.create_stream().unwrap();
+        let event = backend.create_event().unwrap();
+        let capture = backend.capture(stream).unwrap();
+        backend.record_event(event, stream).unwrap();
+        assert!(backend.query_event(event).unwrap_err().is::<Capturing>());
+        backend.destroy_event(event).unwrap();
+        let events: Vec<_> = (0..16).map(|_| backend.create_event().unwrap()).collect();
+        for event in events {
+            assert!(backend.query_event(event).unwrap(), "never recorded, it has passed");
+            backend.destroy_event(event).unwrap();
+        }
+        backend.destroy_graph(capture.end().unwrap()).unwrap();
+        backend.destroy_stream(stream).unwrap();
+    }
+
+    /// Each end of a copy between backends is pinned, by the ledger it is on.
+    both_ends_of_a_copy_between_backends_are_pinned(driver) {
+        let (first, second) = (backend(driver.clone()), backend(driver));
+        let (here, there) = (first.alloc(64).unwrap(), second.alloc(64).unwrap());
+        let stream = first.stream();
+        first.memset(here, 5, 64).unwrap();
+        let capture = first.capture(stream).unwrap();
+        first.copy_peer_async(here, &second, there, 64, stream).unwrap();
+        let graph = capture.finish("handover").unwrap();
+        assert_eq!(first.graphs()[0].pinned.len(), 2);
+        for error in [first.free(here).unwrap_err(), second.free(there).unwrap_err()] {
+            assert!(error.is::<PinnedByGraph>() && error.to_string().contains("\"handover\""), "{error}");
+        }
+        replay(&first, graph);
+        assert_eq!(byte(&second, there), 5);
+        // Another backend's own stream is the same, and a capture of it keeps both from blocking copies.
+        let capture = first.capture(stream).unwrap();
+        let error = second.copy_peer(there, &first, here, 64).unwrap_err();
+        assert!(error.is::<Capturing>(), "{error}");
+        capture.abort().unwrap();
+        first.destroy_graph(graph).unwrap();
+        second.free(there).unwrap();
+        first.free(here).unwrap();
+    }
+
+    /// The cache of a backend that goes waits for nothing where another captures.
+    a_drop_leaves_the_capture_of_another_backend_alone(driver) {
+        let (first, second) = (backend(driver.clone()), backend(driver));
+        let (stream, at) = (first.stream(), first.alloc(64).unwrap());
+        second.op_scratch("gemm", 64, stream).unwrap();
+        let own = second.create_stream().unwrap();
+        second.op_scratch("gemm", 64, own).unwrap();
+        let capture = first.capture(stream).unwrap();
+        first.memset_async(at, 6, 64, stream).unwrap();
+        assert!(second.release_op_cache().unwrap_err().is::<Capturing>());
+        second.destroy_stream(own).unwrap();
+        drop(second);
+        let graph = capture.end().unwrap();
+        replay(&first, graph);
+        assert_eq!(byte(&first, at), 6);
+        first.destroy_graph(graph).unwrap();
+        first.free(at).unwrap();
     }
 
     through_the_trait_object(driver) {
@@ -612,6 +705,9 @@ fn everything_but_the_query_works_on_scales_driver() {
     let capture = backend.capture(stream).unwrap();
     mix(&backend, at, 4, 16, stream).unwrap();
     assert!(backend.synchronize_stream(stream).unwrap_err().is::<Capturing>());
+    // What asks by itself whether the stream captures goes by the books where the driver cannot tell.
+    let error = backend.op_scratch("gemm", 64, stream).unwrap_err();
+    assert!(error.is::<BadArgument>() && error.to_string().contains("before the capture begins"), "{error}");
     let graph = capture.end().unwrap();
     replay(&backend, graph);
     assert_eq!(words32(&backend, at, 16), [4; 16]);
@@ -869,4 +965,90 @@ fn threads_launch_destroy_and_free_at_once() {
     });
     backend.ledger_probe().assert_nothing_live();
     assert_eq!(backend.graphs(), []);
+}
+
+/// The first fault is latched wherever it shows, with what was being done where that helps.
+#[test]
+fn a_fault_that_shows_in_a_call_about_graphs_is_latched() {
+    let instantiate = DriverFn::ALL
+        .iter()
+        .copied()
+        .find(|function| function.name().starts_with("cuGraphInstantiate"))
+        .unwrap();
+    for (function, after) in [
+        (DriverFn::cuStreamBeginCapture_v2, None),
+        (DriverFn::cuStreamEndCapture, None),
+        (DriverFn::cuGraphGetNodes, None),
+        (instantiate, None),
+        (DriverFn::cuGraphLaunch, Some("the launch of graph \"step\"")),
+        (DriverFn::cuGraphExecDestroy, None),
+    ] {
+        let faulty = Arc::new(FaultDriver::new(sim()));
+        let backend = backend(faulty.clone());
+        let at = backend.alloc(64).unwrap();
+        faulty.fail_nth(function, 1, 700);
+        let step = || {
+            let capture = backend.capture(backend.stream())?;
+            backend.memset_async(at, 1, 64, backend.stream())?;
+            let graph = capture.finish("step")?;
+            backend.launch_graph(graph, backend.stream())?;
+            backend.destroy_graph(graph)
+        };
+        let (error, lines) = logged(|| step().unwrap_err());
+        assert_eq!(error.downcast::<ContextLost>().expect("typed").driver.status, 700, "{function}");
+        let reason = backend.context_fault().unwrap_or_else(|| panic!("{function} is not latched"));
+        assert_eq!((reason.driver.function, reason.after.as_deref()), (function, after));
+        assert_eq!(lines.iter().filter(|line| line.contains("is lost since")).count(), 1, "{lines:?}");
+        // The drop says in one line that nothing can be freed.
+        let ((), lines) = logged(|| drop(backend));
+        assert!(
+            lines.len() <= 2 && lines.iter().any(|line| line.contains("cannot be freed")),
+            "{function}: {lines:?}"
+        );
+    }
+}
+
+/// A launch of a graph that the driver refuses is followed by the wait that finds a fault out.
+#[test]
+fn a_refused_launch_of_a_graph_is_probed() {
+    let faulty = Arc::new(FaultDriver::new(sim()));
+    let backend = backend(faulty.clone());
+    let graph = backend.capture(backend.stream()).unwrap().finish("step").unwrap();
+    faulty.fail_nth(DriverFn::cuGraphLaunch, 1, 999);
+    let error = backend.launch_graph(graph, backend.stream()).unwrap_err();
+    assert_eq!(error.downcast::<CallFailed>().expect("typed").driver.status, 999);
+    assert_eq!(backend.context_fault(), None, "the wait found nothing");
+    faulty.fail_nth(DriverFn::cuGraphLaunch, 1, 999);
+    faulty.fail_nth(DriverFn::cuStreamSynchronize, 1, 719);
+    backend.launch_graph(graph, backend.stream()).unwrap_err();
+    let reason = backend.context_fault().expect("probed");
+    assert_eq!((reason.driver.status, reason.after.as_deref()), (719, Some("the launch of graph \"step\"")));
+}
+
+/// A fault in the middle of a capture is what every later call says, and the drop's one line.
+#[test]
+fn a_context_lost_in_a_capture_is_told_before_the_capture() {
+    let driver = sim();
+    let backend = backend(driver.clone());
+    let at = backend.alloc(64).unwrap();
+    let pinned = backend.alloc_pinned(64).unwrap();
+    backend.begin_capture(backend.stream()).unwrap();
+    driver.inject_fault(0, 700);
+    backend.memset_async(at, 1, 64, backend.stream()).unwrap_err();
+    assert!(backend.context_fault().is_some());
+    for error in [
+        backend.alloc(64).unwrap_err(),
+        backend.free(at).unwrap_err(),
+        backend.alloc_pinned(64).unwrap_err(),
+        backend.free_pinned(pinned).unwrap_err(),
+        backend.memory_info().unwrap_err(),
+        backend.memset(at, 1, 64).unwrap_err(),
+        backend.sweep_unreleased().unwrap_err(),
+        backend.synchronize().unwrap_err(),
+        backend.end_capture(backend.stream()).unwrap_err(),
+    ] {
+        assert!(error.downcast_ref::<ContextLost>().is_some_and(|lost| lost.first.is_some()), "{error}");
+    }
+    let ((), lines) = logged(|| drop(backend));
+    assert!(lines.len() == 1 && lines[0].contains("2 allocations"), "{lines:?}");
 }

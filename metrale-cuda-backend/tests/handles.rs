@@ -14,6 +14,7 @@ use metrale_cuda_backend::{
     BackendConfig, BadArgument, Copy2d, DevicePtr, DriverApi, DriverFn, KernelLaunch, LEGACY_STREAM,
     MetraleCudaBackend, Remedy, Uploader, remedy,
 };
+use metrale_driver_sim::driver_sys::SCALE;
 use metrale_driver_sim::{TraceDriver, on_both_drivers};
 
 /// What the driver's headers call the stream of each thread.
@@ -66,6 +67,28 @@ fn every_use_of_a_stream(
     outcomes
 }
 
+/// The outcome of every call about captures and graphs that takes a stream, and one that takes an event, on that stream.
+fn every_capture_of_a_stream(
+    backend: &MetraleCudaBackend,
+    stream: u64,
+) -> Vec<(&'static str, anyhow::Result<()>)> {
+    let empty = backend.capture(backend.stream()).unwrap().end().unwrap();
+    let event = backend.create_event().unwrap();
+    let outcomes = vec![
+        ("begin_capture", backend.begin_capture(stream)),
+        ("end_capture", backend.end_capture(stream).and_then(|graph| backend.destroy_graph(graph))),
+        ("capture", backend.capture(stream).map(drop)),
+        ("update_graph", backend.begin_capture(stream).and(backend.update_graph(empty, stream)).map(drop)),
+        ("abort_capture_if_active", backend.abort_capture_if_active(stream).map(drop)),
+        ("launch_graph", backend.launch_graph(empty, stream)),
+        ("op_scratch", backend.op_scratch("gemm", 64, stream).map(drop)),
+        ("wait_peer_event", backend.wait_peer_event(stream, backend, event)),
+    ];
+    backend.destroy_event(event).unwrap();
+    backend.destroy_graph(empty).unwrap();
+    outcomes
+}
+
 /// The outcome of every call that takes an event. `live` is another, made before: a new one might get a dead one's number.
 fn every_use_of_an_event(
     backend: &MetraleCudaBackend,
@@ -109,11 +132,13 @@ on_both_drivers! {
         let at = backend.alloc(256).unwrap();
         let stream = backend.create_stream().unwrap();
         assert_done(every_use_of_a_stream(&backend, at, stream));
+        assert_done(every_capture_of_a_stream(&backend, stream));
         let line = line!() + 1;
         backend.destroy_stream(stream).unwrap();
         let words = [format!("stream {stream:#x} was destroyed at"), format!("{}:{line}:", file!())];
         let words = words.each_ref().map(String::as_str);
         assert_refused(every_use_of_a_stream(&backend, at, stream), &words);
+        assert_refused(every_capture_of_a_stream(&backend, stream), &words);
         assert_refused(vec![("destroy_stream", backend.destroy_stream(stream))], &words);
         assert_refused(vec![("release_stream", backend.release_stream(stream))], &words);
         backend.free(at).unwrap();
@@ -128,6 +153,9 @@ on_both_drivers! {
             let words = [format!("{stream:#x} is no stream"), "create_stream".into(), "adopt_stream".into()];
             let words = words.each_ref().map(String::as_str);
             assert_refused(every_use_of_a_stream(&backend, at, stream), &words);
+            assert_refused(every_capture_of_a_stream(&backend, stream), &words);
+            // A query that fails counts as capturing, where the driver can tell at all.
+            assert_eq!(backend.stream_is_capturing(stream), !SCALE);
             assert_refused(vec![("destroy_stream", backend.destroy_stream(stream))], &words);
             assert_refused(vec![("release_stream", backend.release_stream(stream))], &words);
         }
@@ -261,6 +289,7 @@ fn what_is_refused_never_reaches_the_driver() {
     backend.destroy_event(event).unwrap();
     let before = trace.calls().len();
     assert_refused(every_use_of_a_stream(&backend, at, stream), &[]);
+    assert_refused(every_capture_of_a_stream(&backend, stream), &[]);
     assert_refused(every_use_of_an_event(&backend, live, event), &[]);
     for call in &trace.calls()[before..] {
         let text = call.to_string();

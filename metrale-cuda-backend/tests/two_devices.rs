@@ -9,10 +9,10 @@ mod common;
 use std::sync::Arc;
 use std::thread;
 
-use common::{KERNELS, KIB, MIB, sim_with_kernels};
+use common::{KERNELS, KIB, MIB, logged, sim_with_kernels};
 use metrale_cuda_backend::{
-    BackendConfig, BadArgument, CopyOutOfBounds, DevicePtr, DriverApi, End, GpuBackend, KernelLaunch,
-    MergedReport, MetraleCudaBackend, NotBound,
+    BackendConfig, BadArgument, Capturing, CopyOutOfBounds, DevicePtr, DriverApi, End, GpuBackend,
+    KernelLaunch, MergedReport, MetraleCudaBackend, NotBound, PinnedByGraph,
 };
 use metrale_driver_sim::{Profile, SimDriver, system_driver};
 
@@ -147,6 +147,80 @@ on_two_devices! {
         free(first, here);
         free(second, there);
         free(second, copy);
+    }
+
+    a_graph_keeps_the_memory_of_both_devices(first, second) {
+        let bytes = 64 * KIB;
+        let here = filled(first, &pattern(bytes, 1));
+        let there = filled(second, &vec![0; bytes]);
+        first.bind_to_thread().unwrap();
+        let stream = first.stream();
+        let capture = first.capture(stream).unwrap();
+        first.copy_peer_async(here, second, there, bytes, stream).unwrap();
+        let graph = capture.finish("handover").unwrap();
+        let refused = first.free(here).unwrap_err();
+        second.bind_to_thread().unwrap();
+        for error in [refused, second.free(there).unwrap_err()] {
+            assert!(error.is::<PinnedByGraph>() && error.to_string().contains("\"handover\""), "{error}");
+        }
+        // It is a graph of the first device only.
+        assert!(second.launch_graph(graph, second.stream()).unwrap_err().is::<BadArgument>());
+        assert!(second.destroy_graph(graph).unwrap_err().is::<BadArgument>());
+        assert_eq!((first.graphs().len(), second.graphs().len()), (1, 0));
+        first.bind_to_thread().unwrap();
+        first.launch_graph(graph, stream).unwrap();
+        first.synchronize_stream(stream).unwrap();
+        assert_eq!(contents(second, there, bytes), pattern(bytes, 1));
+        // A sweep of one device takes the graph of the other along.
+        let (swept, lines) = logged(|| second.sweep_unreleased().unwrap());
+        assert_eq!(swept, 1);
+        assert!(lines.len() == 1 && lines[0].contains("\"handover\""), "{lines:?}");
+        first.bind_to_thread().unwrap();
+        assert!(first.launch_graph(graph, stream).unwrap_err().is::<BadArgument>());
+        free(first, here);
+    }
+
+    a_capture_reaches_the_device_whose_stream_joins_it(first, second) {
+        let here = filled(first, &[1; 64]);
+        let there = filled(second, &[2; 64]);
+        let joins = second.create_stream().unwrap();
+        let joined = second.create_event().unwrap();
+        first.bind_to_thread().unwrap();
+        let stream = first.create_stream().unwrap();
+        let forked = first.create_event().unwrap();
+        let capture = first.capture(stream).unwrap();
+        first.copy_peer_async(here, second, there, 64, stream).unwrap();
+        first.record_event(forked, stream).unwrap();
+        second.bind_to_thread().unwrap();
+        // Not yet: the devices have nothing to do with each other.
+        second.synchronize().unwrap();
+        second.wait_peer_event(joins, first, forked).unwrap();
+        for error in [
+            second.synchronize().unwrap_err(),
+            second.synchronize_stream(joins).unwrap_err(),
+            second.destroy_stream(joins).unwrap_err(),
+            second.alloc(64).unwrap_err(),
+        ] {
+            assert_eq!(error.downcast::<Capturing>().expect("typed").stream, stream);
+        }
+        second.memset_async(there, 7, 32, joins).unwrap();
+        second.record_event(joined, joins).unwrap();
+        first.bind_to_thread().unwrap();
+        first.wait_peer_event(stream, second, joined).unwrap();
+        let graph = capture.finish("both").unwrap();
+        first.launch_graph(graph, stream).unwrap();
+        first.synchronize_stream(stream).unwrap();
+        let mut expected = [1; 64];
+        expected[..32].fill(7);
+        assert_eq!(contents(second, there, 64), expected);
+        second.destroy_stream(joins).unwrap();
+        second.destroy_event(joined).unwrap();
+        first.bind_to_thread().unwrap();
+        first.destroy_graph(graph).unwrap();
+        first.destroy_stream(stream).unwrap();
+        first.destroy_event(forked).unwrap();
+        free(second, there);
+        free(first, here);
     }
 
     each_end_is_held_to_its_own_ledger(first, second) {

@@ -21,8 +21,8 @@ use crate::graph::captures::Capture;
 use crate::graph::gate::refusal;
 use crate::graph::guard::CaptureGuard;
 use crate::graph::refusal::NotCapturing;
+use crate::handles::is_the_drivers;
 use crate::parts::MAKES_GRAPHS;
-use crate::stream::is_legacy;
 
 /// What the driver made of a capture: its template of a graph, which goes with this, and the pins of what was captured,
 /// which go too unless they are passed on.
@@ -60,10 +60,11 @@ impl MetraleCudaBackend {
         if !MAKES_GRAPHS {
             return Err(FeatureOff { feature: "graph" }.into());
         }
-        if is_legacy(stream) {
+        if is_the_drivers(stream) {
+            // The stream of each thread could, but waits for the legacy one: any blocking copy would break the capture.
             return Err(BadArgument::new(format!(
-                "{WHAT} at {site}: the legacy stream cannot be captured; use another stream, the backend's own or one of \
-                 create_stream"
+                "{WHAT} at {site}: neither the legacy stream nor that of each thread is captured; use another stream, the \
+                 backend's own or one of create_stream"
             ))
             .into());
         }
@@ -83,7 +84,8 @@ impl MetraleCudaBackend {
                 .into());
             }
             let id = state.next_id();
-            state.captures.open(id, self.seat().owner, stream, site, thread::current().id());
+            let by = (self.seat().owner, self.seat().device);
+            state.captures.open(id, by, stream, site, thread::current().id());
             state.pins.open(id, site);
             Ok(id)
         })?;
@@ -180,7 +182,9 @@ impl MetraleCudaBackend {
         let Ok(_held) = self.hold_stream(stream, "asking whether a stream captures") else { return true };
         match self.enter() {
             // SAFETY: the stream is held.
-            Ok(_current) => unsafe { self.is_capturing_or_cannot_tell(stream) },
+            Ok(_current) => unsafe {
+                stream_capture_status(self.driver(), stream) != Ok(CU_STREAM_CAPTURE_STATUS_NONE)
+            },
             Err(_) => true,
         }
     }

@@ -12,12 +12,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::panic::Location;
 use std::thread::ThreadId;
 
-use crate::stream::is_legacy;
+use crate::handles::is_the_drivers;
 
-/// Whom a call would disturb.
+/// Whom a call on a device would disturb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// Captures that this thread began.
+    /// Captures on the device that this thread began.
     Thread,
     /// Those and the capture that this stream takes part in.
     ThreadOrStream(u64),
@@ -25,7 +25,7 @@ pub(crate) enum Reach {
     Stream(u64),
     /// The capture in which this event was recorded.
     Event(u64),
-    /// Captures that this thread, or the backend of this number, began.
+    /// Captures on the device that this thread began, and those that the backend of this number did.
     ThreadOrOwner(u64),
     /// Every capture of the device.
     Device,
@@ -53,6 +53,8 @@ pub(crate) struct Capture {
     /// The first call that the driver refused for the capture's sake.
     pub(crate) broken_by: Option<String>,
     thread: ThreadId,
+    /// Devices whose streams take part: that of the origin, and those of streams that joined.
+    devices: Vec<usize>,
     /// A thread is ending it.
     ending: bool,
     branches: BTreeMap<u64, Branch>,
@@ -81,8 +83,8 @@ pub(crate) enum WaitFlaw {
     Outside { stream_of: u64 },
     /// The event belongs to another capture.
     Merge { stream_of: u64 },
-    /// The legacy stream cannot take part in a capture.
-    Legacy { event_of: u64 },
+    /// The driver's own streams cannot take part in a capture.
+    Drivers { event_of: u64 },
 }
 
 /// What a stream has to wait for, told before the driver is.
@@ -94,7 +96,7 @@ pub(crate) enum Wait {
     Captured,
 }
 
-/// All captures in flight on a device.
+/// All captures in flight on the devices of a driver.
 #[derive(Debug, Default)]
 pub(crate) struct Captures {
     open: Vec<Capture>,
@@ -109,13 +111,22 @@ impl Captures {
     pub(crate) fn open(
         &mut self,
         id: u64,
-        owner: u64,
+        (owner, device): (u64, usize),
         origin: u64,
         site: &'static Location<'static>,
         thread: ThreadId,
     ) {
-        let branches = BTreeMap::from([(origin, Branch::default())]);
-        self.open.push(Capture { id, owner, origin, site, broken_by: None, thread, ending: false, branches });
+        self.open.push(Capture {
+            id,
+            owner,
+            origin,
+            site,
+            broken_by: None,
+            thread,
+            devices: vec![device],
+            ending: false,
+            branches: BTreeMap::from([(origin, Branch::default())]),
+        });
     }
 
     /// Takes a capture out that has ended, its streams and events with it.
@@ -143,19 +154,21 @@ impl Captures {
         self.open.iter().filter(|capture| capture.owner == owner).map(|capture| capture.origin).collect()
     }
 
-    /// A capture within reach of a call made by thread `me`.
-    pub(crate) fn within(&self, reach: Reach, me: ThreadId) -> Option<&Capture> {
+    /// A capture within reach of a call made on a device by thread `me`.
+    pub(crate) fn within(&self, reach: Reach, device: usize, me: ThreadId) -> Option<&Capture> {
+        let mut on_device = self.open.iter().filter(|capture| capture.devices.contains(&device));
         match reach {
-            Reach::Thread => self.open.iter().find(|capture| capture.thread == me),
+            Reach::Thread => on_device.find(|capture| capture.thread == me),
             Reach::ThreadOrStream(stream) => {
-                self.on_stream(stream).or_else(|| self.within(Reach::Thread, me))
+                self.on_stream(stream).or_else(|| on_device.find(|capture| capture.thread == me))
             }
             Reach::Stream(stream) => self.on_stream(stream),
             Reach::Event(event) => self.get(self.events.get(&event)?.capture),
             Reach::ThreadOrOwner(owner) => {
-                self.open.iter().find(|capture| capture.thread == me || capture.owner == owner)
+                let mine = on_device.find(|capture| capture.thread == me);
+                mine.or_else(|| self.open.iter().find(|capture| capture.owner == owner))
             }
-            Reach::Device => self.open.first(),
+            Reach::Device => on_device.next(),
         }
     }
 
@@ -214,16 +227,19 @@ impl Captures {
         match (stream_of, event_of) {
             (None, None) => Ok(Wait::Plain),
             (Some(stream_of), None) => Err(WaitFlaw::Outside { stream_of }),
-            (None, Some(event_of)) if is_legacy(stream) => Err(WaitFlaw::Legacy { event_of }),
+            (None, Some(event_of)) if is_the_drivers(stream) => Err(WaitFlaw::Drivers { event_of }),
             (Some(stream_of), Some(event_of)) if stream_of != event_of => Err(WaitFlaw::Merge { stream_of }),
             (_, Some(_)) => Ok(Wait::Captured),
         }
     }
 
-    /// A stream waits for a captured event.
-    pub(crate) fn waited(&mut self, stream: u64, event: u64) {
+    /// A stream of a device waits for a captured event.
+    pub(crate) fn waited(&mut self, stream: u64, device: usize, event: u64) {
         let Some(mark) = self.events.get(&event).copied() else { return };
         let Some(capture) = self.open.iter_mut().find(|capture| capture.id == mark.capture) else { return };
+        if !capture.devices.contains(&device) {
+            capture.devices.push(device);
+        }
         let branch = capture.branches.entry(stream).or_default();
         if stream == mark.stream {
             return;
@@ -257,13 +273,13 @@ mod tests {
     /// A capture begun by this thread on `S1`, another by the backend 2 in another thread on `S3`.
     fn two() -> Captures {
         let mut captures = Captures::default();
-        captures.open(1, 1, S1, Location::caller(), me());
-        captures.open(2, 2, S3, Location::caller(), elsewhere());
+        captures.open(1, (1, 0), S1, Location::caller(), me());
+        captures.open(2, (2, 0), S3, Location::caller(), elsewhere());
         captures
     }
 
     fn hit(captures: &Captures, reach: Reach) -> Option<u64> {
-        captures.within(reach, me()).map(|capture| capture.id)
+        captures.within(reach, 0, me()).map(|capture| capture.id)
     }
 
     #[test]
@@ -290,10 +306,25 @@ mod tests {
         let mut captures = two();
         captures.recorded(0xE, S1);
         assert_eq!(captures.may_wait(S2, 0xE), Ok(Wait::Captured));
-        captures.waited(S2, 0xE);
+        captures.waited(S2, 0, 0xE);
         assert_eq!(hit(&captures, Reach::Stream(S2)), Some(1));
         assert_eq!(captures.close(1).unwrap().origin, S1);
         assert_eq!(hit(&captures, Reach::Stream(S2)), None);
+    }
+
+    #[test]
+    fn a_capture_reaches_as_far_as_the_devices_that_take_part() {
+        let mut captures = two();
+        let on = |captures: &Captures, reach| captures.within(reach, 1, me()).map(|capture| capture.id);
+        captures.recorded(0xE, S1);
+        for reach in [Reach::Thread, Reach::Device, Reach::ThreadOrStream(S2), Reach::ThreadOrOwner(7)] {
+            assert_eq!(on(&captures, reach), None, "{reach:?}");
+        }
+        assert_eq!(on(&captures, Reach::ThreadOrOwner(2)), Some(2), "an owner's are found anywhere");
+        captures.waited(S2, 1, 0xE);
+        for reach in [Reach::Thread, Reach::Device, Reach::ThreadOrStream(0x99), Reach::ThreadOrOwner(7)] {
+            assert_eq!(on(&captures, reach), Some(1), "{reach:?}");
+        }
     }
 
     #[test]
@@ -303,7 +334,8 @@ mod tests {
         assert_eq!(captures.may_wait(S2, 0xF), Ok(Wait::Plain));
         assert_eq!(captures.may_wait(S1, 0xF), Err(WaitFlaw::Outside { stream_of: 1 }));
         assert_eq!(captures.may_wait(S3, 0xE), Err(WaitFlaw::Merge { stream_of: 2 }));
-        assert_eq!(captures.may_wait(0, 0xE), Err(WaitFlaw::Legacy { event_of: 1 }));
+        assert_eq!(captures.may_wait(0, 0xE), Err(WaitFlaw::Drivers { event_of: 1 }));
+        assert_eq!(captures.may_wait(2, 0xE), Err(WaitFlaw::Drivers { event_of: 1 }));
         // Recorded anew outside, it is no event of the capture any more.
         captures.recorded(0xE, S2);
         assert_eq!(captures.may_wait(S3, 0xE), Err(WaitFlaw::Outside { stream_of: 2 }));
@@ -313,16 +345,16 @@ mod tests {
     fn work_behind_the_last_join_is_unjoined() {
         let mut captures = two();
         captures.recorded(0xE, S1);
-        captures.waited(S2, 0xE);
+        captures.waited(S2, 0, 0xE);
         assert_eq!(captures.get(1).unwrap().unjoined(), [S2]);
         captures.step(S2);
         captures.recorded(0xF, S2);
-        captures.waited(S1, 0xF);
+        captures.waited(S1, 0, 0xF);
         assert_eq!(captures.get(1).unwrap().unjoined(), []);
         captures.step(S2);
         assert_eq!(captures.get(1).unwrap().unjoined(), [S2]);
         // The event of before stands for less than there is now.
-        captures.waited(S1, 0xF);
+        captures.waited(S1, 0, 0xF);
         assert_eq!(captures.get(1).unwrap().unjoined(), [S2]);
         assert_eq!(captures.step(0x99), None);
     }
@@ -331,7 +363,7 @@ mod tests {
     fn one_thread_ends_a_capture_and_only_where_it_began() {
         let mut captures = two();
         captures.recorded(0xE, S1);
-        captures.waited(S2, 0xE);
+        captures.waited(S2, 0, 0xE);
         assert!(captures.start_ending(S2).is_none());
         assert_eq!(captures.start_ending(S1).map(|capture| capture.id), Some(1));
         assert!(captures.start_ending(S1).is_none());

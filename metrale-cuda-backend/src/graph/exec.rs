@@ -52,6 +52,7 @@ impl MetraleCudaBackend {
                 handle,
                 name,
                 owner: self.seat().owner,
+                host: Arc::clone(self.host()),
                 state: Mutex::new(GraphState {
                     alive: true,
                     id: recorded.id,
@@ -160,7 +161,7 @@ impl MetraleCudaBackend {
         const WHAT: &str = "destroying a graph";
         let there = self.bound_to_free(WHAT)?;
         // Out of everybody's sight before the driver is asked, which may give the handle away at once.
-        let entry = self.seat().room.with(|state| state.graphs.remove(&graph));
+        let entry = self.seat().room.with(|state| state.take_graph(graph, self.seat().device));
         let entry = entry.ok_or_else(|| self.no_graph(graph, WHAT))?;
         self.end_graph(&entry, there, "destroyed before").map_err(|error| {
             let doing = format!("destroying graph {:?}", entry.name);
@@ -217,6 +218,9 @@ impl MetraleCudaBackend {
 
     /// The driver's destruction, alone. The graph's lock is held.
     fn destroy_exec(&self, graph: &Graph) -> Result<(), DriverError> {
+        // One of another device may use memory of this one, which goes.
+        let elsewhere = graph.host.ordinal() != self.seat().device;
+        let _current = elsewhere.then(|| graph.host.enter()).transpose()?;
         // SAFETY: no memory is passed; the graph is alive, and nobody else is at it while its lock is held.
         unsafe { ask!(self.driver(), cuGraphExecDestroy(graph.handle.0)) }
     }
@@ -235,9 +239,9 @@ impl MetraleCudaBackend {
         });
     }
 
-    /// Destroys the graphs that use any of these allocations, of which this backend is the owner, and those of its own whose
-    /// uses are not all known. Their names, by the order of their captures. The context is current.
-    pub(crate) fn destroy_graphs_using(&self, memory: &[(AllocKind, u64)]) -> Vec<Arc<str>> {
+    /// Destroys the graphs that use any of these allocations, of which this backend is the owner, and, where `or_may`, those
+    /// of its own whose uses are not all known. Their names, by the order of their captures. The context is current.
+    pub(crate) fn destroy_graphs_using(&self, memory: &[(AllocKind, u64)], or_may: bool) -> Vec<Arc<str>> {
         if memory.is_empty() {
             return Vec::new();
         }
@@ -245,7 +249,7 @@ impl MetraleCudaBackend {
         self.end_graphs(
             "destroyed with memory that it used, which nobody had freed",
             |graph, opaque, uses| {
-                (graph.owner == owner && opaque)
+                (or_may && graph.owner == owner && opaque)
                     || memory.iter().any(|&(kind, base)| uses(Pin::of(kind, base)))
             },
         )
@@ -255,7 +259,7 @@ impl MetraleCudaBackend {
     pub(crate) fn end_all_graphs(&self, there: bool) {
         let owner = self.seat().owner;
         for origin in self.seat().room.with(|state| state.captures.origins_of(owner)) {
-            let site = self.seat().room.within(Reach::Stream(origin), |capture| capture.site);
+            let site = self.seat().within(Reach::Stream(origin), |capture| capture.site);
             if let Some(site) = site.filter(|_| there) {
                 tracing::warn!(
                     "the capture begun at {site} on stream {origin:#x} had not ended when its backend was dropped, and is \
@@ -336,7 +340,7 @@ impl MetraleCudaBackend {
     }
 
     fn known_graph(&self, graph: GraphHandle, doing: &'static str) -> Result<Arc<Graph>> {
-        self.seat().room.graph(graph).ok_or_else(|| self.no_graph(graph, doing))
+        self.seat().graph(graph).ok_or_else(|| self.no_graph(graph, doing))
     }
 
     /// The error for a handle that is no graph. The driver would follow it.

@@ -5,9 +5,9 @@
 //! |---|---|
 //! | alloc, free, memory query, sweep | the calling thread captures |
 //! | blocking copy or fill | the calling thread, or the backend's own stream, captures |
-//! | wait for a stream, query, copies that wait for one, destroy | that stream takes part in a capture |
+//! | wait for a stream, query, copies that wait for one, destroy, release | that stream takes part in a capture |
 //! | wait for an event, query, measurement | the event was recorded in the capture |
-//! | wait for the device | anything captures on the device |
+//! | wait for the device | any of its streams takes part in a capture |
 //! | work on the legacy stream | the calling thread captures: it would run at once and be missing from the graph |
 //!
 //! Relaxed captures let other threads allocate, free and copy, so these are not refused there. Where nothing captures, a
@@ -26,7 +26,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::graph::captures::{Capture, Reach, Wait, WaitFlaw};
 use crate::graph::pins::Pin;
 use crate::graph::refusal::{Capturing, PinnedByGraph};
-use crate::graph::room::State;
+use crate::graph::room::{Seat, State};
 use crate::stream::is_legacy;
 
 /// Keeps pins from coming while memory is taken off the ledger; nothing where there is nothing to keep.
@@ -58,7 +58,7 @@ impl MetraleCudaBackend {
         doing: &'static str,
         advice: &'static str,
     ) -> Result<(), Capturing> {
-        match self.seat().room.within(reach, |capture| refusal(capture, doing, advice)) {
+        match self.seat().within(reach, |capture| refusal(capture, doing, advice)) {
             Some(refusal) => Err(refusal),
             None => Ok(()),
         }
@@ -115,9 +115,14 @@ impl MetraleCudaBackend {
         });
     }
 
-    /// Whether a stream takes part in a capture of this device's backends.
+    /// Whether a stream takes part in a capture of this driver's backends.
     pub(crate) fn captures(&self, stream: u64) -> bool {
-        self.seat().room.within(Reach::Stream(stream), |_| ()).is_some()
+        self.seat().within(Reach::Stream(stream), |_| ()).is_some()
+    }
+
+    /// Whether anything captures on this backend's device.
+    pub(crate) fn captures_on_device(&self) -> bool {
+        self.seat().within(Reach::Device, |_| ()).is_some()
     }
 
     /// An event was recorded on a stream.
@@ -153,9 +158,10 @@ impl MetraleCudaBackend {
                 WaitFlaw::Merge { stream_of } => {
                     (stream_of, "the event was recorded in another capture, and the wait would merge the two")
                 }
-                WaitFlaw::Legacy { event_of } => {
-                    (event_of, "the legacy stream cannot take part in a capture; use another stream")
-                }
+                WaitFlaw::Drivers { event_of } => (
+                    event_of,
+                    "neither the legacy stream nor that of each thread can take part in a capture; use another stream",
+                ),
             };
             match state.captures.get(id) {
                 Some(capture) => Err(refusal(capture, doing, advice)),
@@ -175,7 +181,8 @@ impl MetraleCudaBackend {
     ) {
         match answer {
             Ok(()) if wait == Wait::Captured => {
-                self.seat().room.with(|state| state.captures.waited(stream, event));
+                let Seat { room, device, .. } = self.seat();
+                room.with(|state| state.captures.waited(stream, *device, event));
             }
             Ok(()) => {}
             Err(_) => self.submitted(stream, doing, answer, Uses::Memory(&[])),

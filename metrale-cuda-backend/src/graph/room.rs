@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the backends of one device share about captures and graphs. They share the device's context and stream too: a
-//! synchronization that one of them made would break a capture of the other's, and neither may free what the other's
-//! graph uses.
+//! What the backends of one driver share about captures and graphs. Those of one device share its context and stream: a
+//! synchronization that one of them made would break a capture of the other's. And neither they nor those of other devices,
+//! whose memory a captured copy can reach, may free what the other's graph uses.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::Location;
@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::thread;
 
+use metrale_driver_sys::DriverApi;
 use metrale_registry::CudaHost;
 use parking_lot::{Mutex, MutexGuard};
 
@@ -26,6 +27,8 @@ pub(crate) struct Graph {
     pub(crate) name: Arc<str>,
     /// The number of the backend that made it.
     pub(crate) owner: u64,
+    /// The device it was captured on.
+    pub(crate) host: Arc<CudaHost>,
     /// Held over every driver call on the graph: the driver leaves it to its callers to make them one at a time.
     pub(crate) state: Mutex<GraphState>,
 }
@@ -80,13 +83,24 @@ impl State {
         self.gone.push_back(Gone { handle: graph.handle, name: Arc::clone(&graph.name), how });
     }
 
+    /// A graph of a device.
+    pub(crate) fn graph(&self, handle: GraphHandle, device: usize) -> Option<&Arc<Graph>> {
+        self.graphs.get(&handle).filter(|graph| graph.host.ordinal() == device)
+    }
+
+    /// Takes a graph of a device out of the table.
+    pub(crate) fn take_graph(&mut self, handle: GraphHandle, device: usize) -> Option<Arc<Graph>> {
+        self.graph(handle, device)?;
+        self.graphs.remove(&handle)
+    }
+
     /// The last graph that had the handle.
     pub(crate) fn gone(&self, handle: GraphHandle) -> Option<&Gone> {
         self.gone.iter().rev().find(|gone| gone.handle == handle)
     }
 }
 
-/// The shared state of one device.
+/// The shared state of one driver.
 #[derive(Debug, Default)]
 pub(crate) struct Room {
     // Written under the lock; read without it, to see cheaply that there is nothing to look at.
@@ -112,48 +126,55 @@ impl Room {
         self.capturing.load(Relaxed) != 0
     }
 
-    /// A capture within reach, put into words by `show`.
-    pub(crate) fn within<T>(&self, reach: Reach, show: impl FnOnce(&Capture) -> T) -> Option<T> {
-        if !self.is_capturing() {
-            return None;
-        }
-        let me = thread::current().id();
-        self.with(|state| state.captures.within(reach, me).map(show))
-    }
-
     /// The lock, where something is pinned or could be just now: under it nothing comes to be pinned.
     pub(crate) fn lock_pins(&self) -> Option<MutexGuard<'_, State>> {
         (self.pinned.load(Relaxed) != 0 || self.is_capturing()).then(|| self.state.lock())
     }
-
-    pub(crate) fn graph(&self, handle: GraphHandle) -> Option<Arc<Graph>> {
-        self.with(|state| state.graphs.get(&handle).cloned())
-    }
 }
 
-/// The rooms of this process, by the host of their device.
-static ROOMS: Mutex<Vec<(Weak<CudaHost>, Weak<Room>)>> = Mutex::new(Vec::new());
+/// The rooms of this process, by driver. A weak handle keeps an address from being used again.
+static ROOMS: Mutex<Rooms> = Mutex::new(Vec::new());
 
-/// One backend's place in its device's room.
+type Rooms = Vec<(Weak<dyn DriverApi>, Weak<Room>)>;
+
+/// One backend's place in its driver's room.
 #[derive(Debug)]
 pub(crate) struct Seat {
     pub(crate) room: Arc<Room>,
     /// The backend's number.
     pub(crate) owner: u64,
+    /// The backend's device.
+    pub(crate) device: usize,
 }
 
 impl Seat {
-    /// A new place in the room of a host, which is made for the first one.
-    pub(crate) fn take(host: &Arc<CudaHost>) -> Self {
+    /// A new place in the room of a host's driver, which is made for the first one.
+    pub(crate) fn take(host: &CudaHost) -> Self {
+        let driver = host.driver_arc();
         let mut rooms = ROOMS.lock();
-        rooms.retain(|(host, room)| host.strong_count() > 0 && room.strong_count() > 0);
-        let known = rooms.iter().find(|(other, _)| std::ptr::eq(other.as_ptr(), Arc::as_ptr(host)));
+        rooms.retain(|(driver, room)| driver.strong_count() > 0 && room.strong_count() > 0);
+        let addr = |driver: *const dyn DriverApi| driver.cast::<()>().addr();
+        let known = rooms.iter().find(|(other, _)| addr(other.as_ptr()) == addr(Arc::as_ptr(&driver)));
         let room = known.and_then(|(_, room)| room.upgrade()).unwrap_or_else(|| {
             let room = Arc::new(Room::default());
-            rooms.push((Arc::downgrade(host), Arc::downgrade(&room)));
+            rooms.push((Arc::downgrade(&driver), Arc::downgrade(&room)));
             room
         });
         let owner = room.with(State::next_id);
-        Self { room, owner }
+        Self { room, owner, device: host.ordinal() }
+    }
+
+    /// A capture within reach, put into words by `show`.
+    pub(crate) fn within<T>(&self, reach: Reach, show: impl FnOnce(&Capture) -> T) -> Option<T> {
+        if !self.room.is_capturing() {
+            return None;
+        }
+        let me = thread::current().id();
+        self.room.with(|state| state.captures.within(reach, self.device, me).map(show))
+    }
+
+    /// A graph of this backend's device.
+    pub(crate) fn graph(&self, handle: GraphHandle) -> Option<Arc<Graph>> {
+        self.room.with(|state| state.graph(handle, self.device).cloned())
     }
 }

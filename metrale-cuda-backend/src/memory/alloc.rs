@@ -71,8 +71,8 @@ impl MetraleCudaBackend {
         let layout = plan.map_or(BandLayout::bare(bytes), |plan| plan.layout);
         let driver_bytes = layout.total_bytes();
         refuse_no_bytes(bytes, kind, site)?;
-        self.outside_capture(Reach::Thread, "allocating device memory", ALLOCATE_BEFORE)?;
         self.bound("allocating device memory")?;
+        self.outside_capture(Reach::Thread, "allocating device memory", ALLOCATE_BEFORE)?;
         // A driver may think long about what can never fit. Managed memory may: it migrates.
         if kind != AllocKind::Managed && driver_bytes as u64 > self.total_bytes() {
             return Err(self.out_of_memory(bytes, kind, site, None).into());
@@ -140,8 +140,8 @@ impl MetraleCudaBackend {
         if ptr.is_null() {
             return Ok(());
         }
-        self.outside_capture(Reach::Thread, "freeing device memory", FREE_AFTER)?;
         let there = self.bound_to_free("freeing device memory")?;
+        self.outside_capture(Reach::Thread, "freeing device memory", FREE_AFTER)?;
         let record = self.forget(ptr.0, kind, call)?;
         let padded = if kind == AllocKind::Device { self.take_bands(ptr.0) } else { None };
         let answer = match &padded {

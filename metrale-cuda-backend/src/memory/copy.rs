@@ -88,8 +88,8 @@ impl MetraleCudaBackend {
             return Ok(());
         }
         self.bound(WHAT)?;
-        self.within(WHAT, End::Destination, dst, src.len() as u64)?;
         self.may_block(WHAT)?;
+        self.within(WHAT, End::Destination, dst, src.len() as u64)?;
         self.own_stream_done()?;
         trace(LaunchKind::CopyH2d, WHAT, [LaunchArg::Pointer(dst.0), LaunchArg::U64(src.len() as u64)]);
         // SAFETY: the source is a slice of that many bytes, consumed before the call returns; the destination is no host
@@ -106,8 +106,8 @@ impl MetraleCudaBackend {
             return Ok(());
         }
         self.bound(WHAT)?;
-        self.within(WHAT, End::Source, src, dst.len() as u64)?;
         self.may_block(WHAT)?;
+        self.within(WHAT, End::Source, src, dst.len() as u64)?;
         self.own_stream_done()?;
         trace(LaunchKind::CopyD2h, WHAT, [LaunchArg::Pointer(src.0), LaunchArg::U64(dst.len() as u64)]);
         count_blocking_d2h(dst.len());
@@ -123,9 +123,9 @@ impl MetraleCudaBackend {
             return Ok(());
         }
         self.bound(WHAT)?;
+        self.may_block(WHAT)?;
         self.within(WHAT, End::Source, src, bytes as u64)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
-        self.may_block(WHAT)?;
         self.own_stream_done()?;
         trace(
             LaunchKind::CopyD2d,
@@ -146,11 +146,11 @@ impl MetraleCudaBackend {
         }
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
-        self.within(WHAT, End::Destination, dst, src.len() as u64)?;
         const ADVICE: &str = "the graph would read the source at every replay, when it may be gone: use \
                               copy_h2d_async_retained and keep the source";
         self.outside_capture(Reach::Stream(stream), WHAT, ADVICE)?;
         self.not_beside_capture(stream, WHAT)?;
+        self.within(WHAT, End::Destination, dst, src.len() as u64)?;
         // Asked first: once the copy is queued there must be no way out that leaves the source unguarded.
         let wait = self.is_read_late(src)?;
         // SAFETY: the source is a slice of that many bytes; where the device reads it late, the wait below keeps it
@@ -184,8 +184,8 @@ impl MetraleCudaBackend {
         }
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
-        self.within(WHAT, End::Destination, dst, bytes as u64)?;
         self.not_beside_capture(stream, WHAT)?;
+        self.within(WHAT, End::Destination, dst, bytes as u64)?;
         // SAFETY: the caller's promise; the stream is held.
         unsafe { self.queue_h2d(src, bytes, dst, stream) }
     }
@@ -212,11 +212,11 @@ impl MetraleCudaBackend {
         }
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
-        self.within(WHAT, End::Source, src, dst.len() as u64)?;
         const ADVICE: &str =
             "it waits for the stream; use copy_d2h_async_retained, and read after a launch of the graph";
         self.outside_capture(Reach::Stream(stream), WHAT, ADVICE)?;
         self.not_beside_capture(stream, WHAT)?;
+        self.within(WHAT, End::Source, src, dst.len() as u64)?;
         count_blocking_d2h(dst.len());
         // SAFETY: the destination is a slice of that many bytes, and stays borrowed over the wait below; the stream is held.
         let queued = unsafe { self.queue_d2h(src, dst.as_mut_ptr(), dst.len(), stream) };
@@ -243,8 +243,8 @@ impl MetraleCudaBackend {
         }
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
-        self.within(WHAT, End::Source, src, bytes as u64)?;
         self.not_beside_capture(stream, WHAT)?;
+        self.within(WHAT, End::Source, src, bytes as u64)?;
         // SAFETY: the caller's promise; the stream is held.
         unsafe { self.queue_d2h(src, dst, bytes, stream) }
     }
@@ -271,9 +271,9 @@ impl MetraleCudaBackend {
         }
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
+        self.not_beside_capture(stream, WHAT)?;
         self.within(WHAT, End::Source, src, bytes as u64)?;
         self.within(WHAT, End::Destination, dst, bytes as u64)?;
-        self.not_beside_capture(stream, WHAT)?;
         trace(
             LaunchKind::CopyD2d,
             WHAT,

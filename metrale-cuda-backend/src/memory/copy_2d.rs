@@ -106,13 +106,13 @@ impl MetraleCudaBackend {
         }
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
+        self.not_beside_capture(stream, WHAT)?;
         for (end, side) in [(End::Source, copy.src), (End::Destination, copy.dst)] {
             let span = copy.span_bytes(end)?;
             if let Side::Device(ptr) = side {
                 self.within(WHAT, end, ptr, span)?;
             }
         }
-        self.not_beside_capture(stream, WHAT)?;
         trace(
             kind(copy),
             WHAT,

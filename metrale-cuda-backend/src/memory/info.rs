@@ -44,8 +44,8 @@ impl MetraleCudaBackend {
     /// Whether the caller may have the driver asked for its figures: on a bound thread that does not capture.
     pub(crate) fn may_ask(&self, doing: &'static str) -> Result<()> {
         const ADVICE: &str = "ask before the capture begins, or on another thread";
-        self.outside_capture(Reach::Thread, doing, ADVICE)?;
-        Ok(self.bound(doing)?)
+        self.bound(doing)?;
+        Ok(self.outside_capture(Reach::Thread, doing, ADVICE)?)
     }
 
     /// The driver's figures; the thread is known to be bound.

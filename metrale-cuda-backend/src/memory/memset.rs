@@ -22,8 +22,8 @@ impl MetraleCudaBackend {
             return Ok(());
         }
         self.bound(WHAT)?;
-        self.within(WHAT, End::Destination, dst, bytes as u64)?;
         self.may_block(WHAT)?;
+        self.within(WHAT, End::Destination, dst, bytes as u64)?;
         self.own_stream_done()?;
         trace_fill(WHAT, dst, u32::from(value), bytes);
         // SAFETY: the destination is no host memory (`within`), and what else is wrong with it the driver answers.
@@ -41,8 +41,8 @@ impl MetraleCudaBackend {
         }
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
-        self.within(WHAT, End::Destination, dst, bytes as u64)?;
         self.not_beside_capture(stream, WHAT)?;
+        self.within(WHAT, End::Destination, dst, bytes as u64)?;
         trace_fill(WHAT, dst, u32::from(value), bytes);
         // SAFETY: the destination is no host memory (`within`), and what else is wrong with it the driver answers; the
         // stream is held.
@@ -72,8 +72,8 @@ impl MetraleCudaBackend {
         };
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
-        self.within(WHAT, End::Destination, dst, bytes as u64)?;
         self.not_beside_capture(stream, WHAT)?;
+        self.within(WHAT, End::Destination, dst, bytes as u64)?;
         trace_fill(WHAT, dst, value, bytes);
         // SAFETY: the destination is no host memory (`within`), and what else is wrong with it the driver answers; the
         // stream is held.

@@ -26,6 +26,7 @@ mod meminfo;
 mod poll;
 mod watchdog;
 
+pub(crate) use alloc::FREE_AFTER;
 pub use alloc::FreeError;
 pub use copy::{CopyOutOfBounds, End};
 pub use copy_2d::{Copy2d, Side};

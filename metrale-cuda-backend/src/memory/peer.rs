@@ -9,10 +9,14 @@ use metrale_telemetry::{LaunchArg, LaunchKind};
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask, failed};
 use crate::error::BadArgument;
+use crate::event::stale;
 use crate::gpu::DevicePtr;
-use crate::graph::Uses;
+use crate::graph::{Capturing, Uses};
 use crate::memory::copy::{End, trace};
 use crate::stream::LEGACY_STREAM;
+
+/// What a copy in the order of a stream does, in errors and traces.
+const QUEUEING: &str = "queueing a copy between devices";
 
 impl MetraleCudaBackend {
     /// Copies `bytes` from this backend's device to that of `to`, in the order of `stream`, a stream of this backend. Both
@@ -20,8 +24,8 @@ impl MetraleCudaBackend {
     ///
     /// Does not block. Valid on `stream`; to make work of the other device wait for it, record an event behind it and let a
     /// stream of `to` [wait](Self::wait_peer_event) for that. What was queued on the other device before is not
-    /// waited for. Recorded by a capture of `stream`. The devices need no access to each other's memory: the driver goes by
-    /// the host where they have none.
+    /// waited for. Recorded by a capture of `stream`, whose graph then keeps both ends from being freed. The devices need no
+    /// access to each other's memory: the driver goes by the host where they have none.
     ///
     /// # Errors
     /// [`CopyOutOfBounds`](crate::CopyOutOfBounds) past the end of an allocation that the ledger of its own side knows;
@@ -55,28 +59,27 @@ impl MetraleCudaBackend {
         bytes: usize,
         stream: u64,
     ) -> Result<()> {
-        if !self.may_copy_to("queueing a copy between devices", src, to, dst, bytes)? {
+        let gate = || self.not_beside_capture(stream, QUEUEING);
+        if !self.may_copy_to(QUEUEING, gate, src, to, dst, bytes)? {
             return Ok(());
         }
-        let _held = self.hold_stream(stream, "queueing a copy between devices")?;
-        self.not_beside_capture(stream, "queueing a copy between devices")?;
+        let _held = self.hold_stream(stream, QUEUEING)?;
         // SAFETY: the stream is held.
         unsafe { self.queue_peer(src, to, dst, bytes, stream) }
     }
 
     /// Copies `bytes` from this backend's device to that of `to`. Blocking: it first waits for both backends' own streams
-    /// and for both devices' legacy streams, and is complete, and valid on every stream of both, at return. Not allowed
-    /// during a capture on any of these.
+    /// and for both devices' legacy streams, and is complete, and valid on every stream of both, at return. Refused on a
+    /// thread that captures on either device, and while either's own stream does.
     ///
     /// # Errors
     /// As [`copy_peer_async`](Self::copy_peer_async).
     pub fn copy_peer(&self, src: DevicePtr, to: &Self, dst: DevicePtr, bytes: usize) -> Result<()> {
         const WHAT: &str = "copying between devices";
-        if !self.may_copy_to(WHAT, src, to, dst, bytes)? {
+        let gate = || self.may_block(WHAT).and_then(|()| to.may_block(WHAT));
+        if !self.may_copy_to(WHAT, gate, src, to, dst, bytes)? {
             return Ok(());
         }
-        self.may_block(WHAT)?;
-        to.may_block(WHAT)?;
         {
             let _current = to.enter().doing(|| WHAT.to_owned())?;
             to.own_stream_done()?;
@@ -90,7 +93,8 @@ impl MetraleCudaBackend {
 
     /// Makes later work of `stream`, a stream of this backend, wait for an event of another backend, on this device or
     /// another of the same driver: how the receiver of a [copy](Self::copy_peer_async) waits for it. An event never
-    /// recorded counts as passed. Does not block. Recorded by a capture, for events recorded in that capture.
+    /// recorded counts as passed. Does not block. Recorded by a capture, for events recorded in that capture, of which
+    /// `stream` is part from then on; others are refused.
     ///
     /// # Errors
     /// [`BadArgument`] for a stream or event that is not live, or backends of two drivers; otherwise as
@@ -104,8 +108,10 @@ impl MetraleCudaBackend {
         // SAFETY: no memory is passed; event and stream are held.
         let answer = unsafe { ask!(self.driver(), cuStreamWaitEvent(stream, event, 0)) };
         self.waited(stream, event, wait, WHAT, answer);
-        answer.doing(|| {
-            format!("making stream {stream:#x} wait for event {event:#x} of device {}", of.ordinal())
+        answer.map_err(|error| {
+            let doing =
+                format!("making stream {stream:#x} wait for event {event:#x} of device {}", of.ordinal());
+            failed(error, doing, stale(error))
         })
     }
 
@@ -123,10 +129,11 @@ impl MetraleCudaBackend {
         )))
     }
 
-    /// Checks both ends, each by the ledger of its own side; false where there is nothing to copy.
+    /// Passes a gate and checks both ends, each by the ledger of its own side; false where there is nothing to copy.
     fn may_copy_to(
         &self,
         doing: &'static str,
+        gate: impl FnOnce() -> Result<(), Capturing>,
         src: DevicePtr,
         to: &Self,
         dst: DevicePtr,
@@ -138,6 +145,7 @@ impl MetraleCudaBackend {
         self.bound(doing)?;
         to.latch().sound(|| doing.to_owned())?;
         self.shares_its_driver(doing, to)?;
+        gate()?;
         self.within(doing, End::Source, src, bytes as u64)?;
         to.within(doing, End::Destination, dst, bytes as u64)?;
         Ok(true)
@@ -157,7 +165,7 @@ impl MetraleCudaBackend {
     ) -> Result<()> {
         trace(
             LaunchKind::CopyD2d,
-            "queueing a copy between devices",
+            QUEUEING,
             [src.0, dst.0].map(LaunchArg::Pointer).into_iter().chain([LaunchArg::U64(bytes as u64)]),
         );
         let (from_context, to_context) = (self.host().context(), to.host().context());
@@ -167,7 +175,7 @@ impl MetraleCudaBackend {
             unsafe { self.driver().cuMemcpyPeerAsync(dst.0, to_context, src.0, from_context, bytes, stream) };
         let answer = check(DriverFn::cuMemcpyPeerAsync, status);
         let uses = Uses::Peers { src: src.0, to, dst: dst.0 };
-        self.submitted(stream, "queueing a copy between devices", answer, uses);
+        self.submitted(stream, QUEUEING, answer, uses);
         answer.map_err(|error| self.peer_failed(error, src, to, dst, bytes))
     }
 

@@ -107,8 +107,8 @@ impl MetraleCudaBackend {
     pub fn alloc_pinned(&self, bytes: usize) -> Result<PinnedPtr> {
         let site = Location::caller();
         refuse_no_bytes(bytes, AllocKind::Pinned, site)?;
-        self.outside_capture(Reach::Thread, "allocating pinned memory", ALLOCATE_BEFORE)?;
         self.bound("allocating pinned memory")?;
+        self.outside_capture(Reach::Thread, "allocating pinned memory", ALLOCATE_BEFORE)?;
         let mut address = core::ptr::null_mut();
         // SAFETY: the result pointer is a local.
         unsafe { ask!(self.driver(), cuMemAllocHost_v2(&mut address, bytes)) }
@@ -138,8 +138,8 @@ impl MetraleCudaBackend {
     #[track_caller]
     pub fn free_pinned(&self, pinned: PinnedPtr) -> Result<()> {
         let site = Location::caller();
-        self.outside_capture(Reach::Thread, "freeing pinned memory", FREE_AFTER)?;
         let there = self.bound_to_free("freeing pinned memory")?;
+        self.outside_capture(Reach::Thread, "freeing pinned memory", FREE_AFTER)?;
         let mut book = self.pinned_book();
         // An address alone proves nothing: by now it may be that of a buffer somebody else has borrowed.
         if book.at(pinned).is_some_and(|live| live.generation() != pinned.generation()) {

@@ -60,8 +60,8 @@ impl MetraleCudaBackend {
         // In a lost context a report still says how many bands nobody has looked at.
         let sound = self.latch().sound(|| DOING.to_owned());
         if sound.is_ok() {
-            self.outside_capture(Reach::ThreadOrStream(self.stream()), DOING, ADVICE)?;
             self.bound(DOING)?;
+            self.outside_capture(Reach::ThreadOrStream(self.stream()), DOING, ADVICE)?;
             self.refuse_foreign_capture()?;
         }
         let mut state = self.zones().lock();
