@@ -1,54 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `metrale load` from its arguments to its answer and exit code.
 
-use std::ffi::OsString;
+mod common;
+
 use std::fs;
-use std::path::{Path, PathBuf};
 
+use common::{data, metrale, write_model};
 use metrale_cli::{Console, Exit, run};
-use serde_json::Value;
-
-/// What a run of the program gave.
-struct Ended {
-    exit: Exit,
-    out: String,
-    err: String,
-}
-
-impl Ended {
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {} / {}", self.out, self.err))
-    }
-}
-
-fn metrale<S: Into<OsString>>(args: impl IntoIterator<Item = S>) -> Ended {
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let args = std::iter::once("metrale".into()).chain(args.into_iter().map(Into::into));
-    let exit = run(args, &mut Console::new(&mut out, &mut err, false));
-    Ended { exit, out: String::from_utf8(out).unwrap(), err: String::from_utf8(err).unwrap() }
-}
-
-fn data(folder: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(folder)
-}
-
-/// A safetensors file of these tensors, in this order, with counted bytes as data.
-fn write_model(path: &Path, tensors: &[(&str, &str, &[u64], usize)]) {
-    let mut header = serde_json::Map::new();
-    let mut at = 0;
-    for (name, dtype, shape, bytes) in tensors {
-        header.insert(
-            (*name).into(),
-            serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [at, at + bytes]}),
-        );
-        at += bytes;
-    }
-    let header = serde_json::to_vec(&header).unwrap();
-    let mut file = (header.len() as u64).to_le_bytes().to_vec();
-    file.extend_from_slice(&header);
-    file.extend((0..at).map(|index| (index * 31 % 251) as u8));
-    fs::write(path, file).unwrap();
-}
 
 /// A model's name, its allocations and live bytes where they were counted by hand, and the bytes the H200's driver keeps
 /// for the same tensors allocated one by one.

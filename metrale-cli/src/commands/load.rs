@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `metrale load`: a model's weights onto a device, tensor by tensor, and the account of every byte they took.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context;
@@ -8,8 +9,9 @@ use metrale_cuda_backend::{DevicePtr, MetraleCudaBackend, OutOfMemory, Uploader}
 use metrale_ledger::Snapshot;
 
 use crate::args::LoadArgs;
-use crate::model::{Catalogue, ModelInput, Shown, TensorSpec, scope_of};
-use crate::render::load::{LoadFailure, LoadReport, ModelNames, Shortage};
+use crate::model::{Catalogue, ModelInput, Shown, ShownPath, TensorSpec, scope_of};
+use crate::render::failure::Failed;
+use crate::render::load::{LoadReport, ModelNames, Shortage};
 use crate::{Console, Exit, answered};
 
 /// Runs the command.
@@ -19,7 +21,10 @@ pub fn run(args: &LoadArgs, console: &mut Console<'_>) -> Exit {
     }
     let input = match ModelInput::open(&args.files, args.model.as_deref()) {
         Ok(input) => input,
-        Err(error) => return failed(args, LoadFailure::of_input(args, &error), console),
+        Err(error) => {
+            let named = asked_for(&args.files, args.model.as_deref());
+            return Failed::new(named, &error.into()).say(args.json, console);
+        }
     };
     if input.files().is_empty() && args.verify > 0 {
         console.remark("--verify has nothing to compare: a catalogue model has no data");
@@ -36,18 +41,14 @@ pub fn run(args: &LoadArgs, console: &mut Console<'_>) -> Exit {
             }
             if exit == Exit::Done { answered(printed, console) } else { exit }
         }
-        Err(error) => failed(args, LoadFailure::new(&input, &error), console),
+        Err(error) => Failed::new(input.title(), &error).say(args.json, console),
     }
 }
 
-/// Says why there is no account.
-fn failed(args: &LoadArgs, failure: LoadFailure, console: &mut Console<'_>) -> Exit {
-    console.remark(&failure);
-    if args.json {
-        // The error is said already; a closed output changes nothing.
-        let _ = console.answer_as(true, &failure);
-    }
-    failure.exit()
+/// What was asked for, where it could not be opened: the catalogue's name or the paths.
+pub(crate) fn asked_for(files: &[PathBuf], model: Option<&str>) -> String {
+    let files = || files.iter().map(|path| ShownPath(path).to_string()).collect::<Vec<_>>().join(", ");
+    model.map_or_else(files, str::to_owned)
 }
 
 fn list_models(json: bool, console: &mut Console<'_>) -> Exit {

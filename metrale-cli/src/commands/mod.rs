@@ -3,3 +3,4 @@
 
 pub mod doctor;
 pub mod load;
+pub mod plan;

@@ -3,20 +3,14 @@
 
 use std::fmt;
 
-use metrale_cuda_backend::{HostError, MetraleCudaBackend, OutOfMemory, Remedy, remedy};
-use metrale_driver_sys::CUDA_ERROR_OUT_OF_MEMORY;
+use metrale_cuda_backend::{MetraleCudaBackend, OutOfMemory};
 use metrale_ledger::{ByteSize, LabelRow, SiteRow};
 use serde::Serialize;
 
 use crate::Exit;
-use crate::args::LoadArgs;
 use crate::commands::load::Moment;
-use crate::model::{InputError, ModelInput, ShownPath};
-
-/// The `kind` of an error that another input would mend.
-const BAD_INPUT: &str = "bad_input";
-/// The `kind` of an error that memory would mend.
-const OUT_OF_MEMORY: &str = "out_of_memory";
+use crate::model::ModelInput;
+use crate::render::failure::OUT_OF_MEMORY;
 
 /// The account of a load. All `_bytes` are bytes; the figures are of the moment when everything was loaded (or, out of
 /// memory, when the last tensor that fitted was).
@@ -208,11 +202,7 @@ impl fmt::Display for LoadReport {
         }
         writeln!(f, "\n{}\n", self.ledger_report.trim_end())?;
 
-        let mut line = |name: &str, bytes: i64, note: &str| {
-            let size = ByteSize(bytes.unsigned_abs());
-            let sign = if bytes < 0 { "-" } else { "" };
-            writeln!(f, "{name:<22}{bytes:>16}  {sign}{size}{note}")
-        };
+        let mut line = |name: &str, bytes: i64, note: &str| writeln!(f, "{}{note}", Line(name, bytes));
         line("driver used", self.driver_used_bytes, "")?;
         line("  ledger, live", self.live_bytes as i64, "")?;
         let note = format!(", {} of it in chunks of small ones", ByteSize(self.chunk_slack_bytes));
@@ -227,8 +217,19 @@ impl fmt::Display for LoadReport {
     }
 }
 
+/// A figure with its name, in bytes and as people read them.
+pub(crate) struct Line<'a>(pub(crate) &'a str, pub(crate) i64);
+
+impl fmt::Display for Line<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(name, bytes) = *self;
+        let sign = if bytes < 0 { "-" } else { "" };
+        write!(f, "{name:<22}{bytes:>16}  {sign}{}", ByteSize(bytes.unsigned_abs()))
+    }
+}
+
 /// A number of things, in the singular for one.
-struct Count(u64, &'static str);
+pub(crate) struct Count(pub(crate) u64, pub(crate) &'static str);
 
 impl fmt::Display for Count {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -244,82 +245,5 @@ pub struct ModelNames(pub Vec<String>);
 impl fmt::Display for ModelNames {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.join("\n"))
-    }
-}
-
-/// What `metrale load` answers where it came to no account at all.
-#[derive(Debug, Serialize)]
-pub struct LoadFailure {
-    /// The model: a path, a number of files, or the catalogue's name.
-    pub model: String,
-    /// What happened.
-    pub error: Failure,
-}
-
-/// Why there is no account.
-#[derive(Debug, Serialize)]
-pub struct Failure {
-    /// `bad_input`; `out_of_memory` where the context or the pinned buffers found no room; else `failed`.
-    pub kind: &'static str,
-    /// The whole answer, for people.
-    pub message: String,
-}
-
-impl LoadFailure {
-    pub(crate) fn of_input(args: &LoadArgs, error: &InputError) -> Self {
-        let files = args.files.iter().map(|path| ShownPath(path).to_string()).collect::<Vec<_>>();
-        let model = args.model.clone().unwrap_or_else(|| files.join(", "));
-        Self { model, error: Failure { kind: BAD_INPUT, message: error.to_string() } }
-    }
-
-    pub(crate) fn new(input: &ModelInput, error: &anyhow::Error) -> Self {
-        // A context that does not fit is memory too, though the host says it with the driver's status alone.
-        let no_room_for_a_context = error
-            .downcast_ref::<HostError>()
-            .and_then(HostError::driver_error)
-            .is_some_and(|error| error.status == CUDA_ERROR_OUT_OF_MEMORY);
-        let out_of_memory = no_room_for_a_context || remedy(error) == Some(Remedy::FreeAndRetry);
-        let kind = match error.downcast_ref::<InputError>() {
-            Some(_) => BAD_INPUT,
-            None if out_of_memory => OUT_OF_MEMORY,
-            None => "failed",
-        };
-        Self { model: input.title().to_owned(), error: Failure { kind, message: format!("{error:#}") } }
-    }
-
-    /// How the program ends with this answer.
-    pub fn exit(&self) -> Exit {
-        match self.error.kind {
-            BAD_INPUT => Exit::BadInput,
-            OUT_OF_MEMORY => Exit::OutOfMemory,
-            _ => Exit::Failed,
-        }
-    }
-}
-
-impl fmt::Display for LoadFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.error.message)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use metrale_driver_sys::{CUresult, DriverError, DriverFn};
-
-    use super::*;
-
-    fn failure(status: CUresult) -> LoadFailure {
-        let error = DriverError { function: DriverFn::cuDevicePrimaryCtxRetain, status };
-        let input = ModelInput::open(&[], Some("gpt2")).unwrap();
-        LoadFailure::new(&input, &HostError::Context { ordinal: 0, error }.into())
-    }
-
-    #[test]
-    fn a_device_too_full_for_a_context_is_out_of_memory_and_any_other_failure_is_not() {
-        assert_eq!(failure(CUDA_ERROR_OUT_OF_MEMORY).exit(), Exit::OutOfMemory);
-        for status in [1, 46, 100, 700, 999] {
-            assert_eq!(failure(status).exit(), Exit::Failed, "{status}");
-        }
     }
 }
