@@ -32,6 +32,9 @@ pub enum Command {
     /// Say what a model or a recorded log will take, before anything is allocated; needs no GPU.
     #[command(after_help = EXIT_CODES)]
     Plan(PlanArgs),
+    /// Do a recorded log's allocations and frees on a device, and account for every byte at the peak and at the end.
+    #[command(after_help = EXIT_CODES)]
+    Replay(ReplayArgs),
     /// Say which driver and devices this machine has, and whether a GPU is usable (exit code 0) or not (1).
     Doctor(DoctorArgs),
 }
@@ -111,6 +114,39 @@ pub struct PlanArgs {
     /// How many holders of the peak are listed at most.
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub top: usize,
+}
+
+/// What `replay` takes.
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    /// An allocation log: CSV whose header names Action, Pointer and Size, also gzip; RMM's logs fit.
+    #[arg(value_name = "LOG")]
+    pub log: PathBuf,
+
+    /// The driver and device to replay on.
+    #[command(flatten)]
+    pub target: TargetArgs,
+
+    /// Write a table of `op,live_bytes,resident_bytes,driver_free_bytes` with a row for each row of the log. Asks the
+    /// driver after each, which takes longer than most operations.
+    #[arg(long, value_name = "FILE")]
+    pub per_op: Option<PathBuf>,
+
+    /// Pass over rows that make no sense and count them, instead of ending at the first.
+    #[arg(long)]
+    pub lenient: bool,
+
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
+
+    /// How many call sites, files and scopes the reports list at most.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub top: usize,
+
+    /// The smallest call site, in MiB, that the reports list by itself.
+    #[arg(long, value_name = "MIB", default_value_t = 0)]
+    pub min_mb: usize,
 }
 
 /// What `doctor` takes.

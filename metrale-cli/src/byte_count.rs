@@ -80,9 +80,20 @@ mod tests {
 
     #[test]
     fn what_is_none_is_refused_with_the_units_there_are() {
-        for text in
-            ["", "GiB", "-1", "+1", "1G", "1.GiB", ".5GiB", "1.2.3", "1e9", "18446744073709551616", "99999999TiB", "1 GiB x"]
-        {
+        for text in [
+            "",
+            "GiB",
+            "-1",
+            "+1",
+            "1G",
+            "1.GiB",
+            ".5GiB",
+            "1.2.3",
+            "1e9",
+            "18446744073709551616",
+            "99999999TiB",
+            "1 GiB x",
+        ] {
             let error = text.parse::<ByteCount>().unwrap_err().to_string();
             assert!(error.contains(&format!("{text:?}")) && error.contains("GiB"), "{error}");
         }

@@ -60,12 +60,19 @@ fn headers_of_sparse_files_and_catalogue_names_give_the_figures_of_the_h200() {
             let json = ended.json();
             assert_eq!(json["peak_resident_bytes"], resident_bytes, "{model}");
             assert_eq!(json["end_resident_bytes"], resident_bytes, "{model}");
-            assert_eq!(json["allocations"], tensors.iter().filter(|tensor| tensor.bytes > 0).count(), "{model}");
+            assert_eq!(
+                json["allocations"],
+                tensors.iter().filter(|tensor| tensor.bytes > 0).count(),
+                "{model}"
+            );
             for field in ["requested_bytes", "peak_live_bytes", "end_live_bytes"] {
                 assert_eq!(json[field], live_bytes, "{model} {field}");
             }
             let arena = json["arena_resident_bytes"].as_u64().unwrap();
-            assert!(arena >= live_bytes && arena <= resident_bytes && arena.is_multiple_of(2 << 20), "{model}");
+            assert!(
+                arena >= live_bytes && arena <= resident_bytes && arena.is_multiple_of(2 << 20),
+                "{model}"
+            );
             assert!(json["fits"].is_null(), "nothing to hold it against");
         }
         assert_eq!(by_file.out, by_name.out, "{model}");
@@ -110,7 +117,11 @@ fn fits_is_held_against_bytes_or_what_a_device_has_free() {
     // More than the device has, and less than its total but more than a context leaves of it.
     let ended = metrale(["plan", "--model", "qwen3-next", "--device", "h200"]);
     assert_eq!(ended.exit, Exit::OutOfMemory);
-    assert!(ended.out.contains("does not fit into what NVIDIA H200 has free (139.29 GiB), by "), "{}", ended.out);
+    assert!(
+        ended.out.contains("does not fit into what NVIDIA H200 has free (139.29 GiB), by "),
+        "{}",
+        ended.out
+    );
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log.csv");
     fs::write(&log, "Action,Pointer,Size\nallocate,0x200000,149600000000\n").unwrap();
@@ -148,7 +159,12 @@ fn a_model_has_a_row_for_each_tensor_with_bytes() {
     let path = folder.path().join("m.safetensors");
     write_model(
         &path,
-        &[("a", "U8", &[3], 3), ("b", "F32", &[0], 0), ("c", "U8", &[2_097_153], 2_097_153), ("d", "I64", &[], 8)],
+        &[
+            ("a", "U8", &[3], 3),
+            ("b", "F32", &[0], 0),
+            ("c", "U8", &[2_097_153], 2_097_153),
+            ("d", "I64", &[], 8),
+        ],
     );
     let out = folder.path().join("ops.csv");
     let ended = metrale_on("plan", &path, &["--per-op", out.to_str().unwrap()]);
@@ -177,7 +193,8 @@ fn the_text_says_what_would_be_saved_and_who_holds_the_peak() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log.csv");
     let sizes = [600 << 10, 600 << 10, (1 << 20) + 512, (1 << 20) + 512];
-    let rows: String = sizes.iter().enumerate().map(|(i, bytes)| format!("allocate,{:x},{bytes}\n", i + 1)).collect();
+    let rows: String =
+        sizes.iter().enumerate().map(|(i, bytes)| format!("allocate,{:x},{bytes}\n", i + 1)).collect();
     fs::write(&log, format!("action,pointer,size\n{rows}free,1,0\n")).unwrap();
     let ended = metrale_on("plan", &log, &[]);
     for part in [
@@ -206,8 +223,16 @@ fn odd_rows_are_said_with_their_lines_and_senseless_ones_end_it_or_are_counted()
     .unwrap();
     let ended = metrale_on("plan", &log, &["--json"]);
     assert_eq!(ended.exit, Exit::Done, "{}", ended.err);
-    assert!(ended.err.contains("line 3: 0x7f0000009000 is freed, but this log does not allocate it"), "{}", ended.err);
-    assert!(ended.err.contains("line 5: 0x7f0000000000 is freed, which line 4 has done before"), "{}", ended.err);
+    assert!(
+        ended.err.contains("line 3: 0x7f0000009000 is freed, but this log does not allocate it"),
+        "{}",
+        ended.err
+    );
+    assert!(
+        ended.err.contains("line 5: 0x7f0000000000 is freed, which line 4 has done before"),
+        "{}",
+        ended.err
+    );
     assert_eq!(ended.json()["peak_live_bytes"], 4096);
 
     let out = folder.path().join("ops.csv");
@@ -216,7 +241,11 @@ fn odd_rows_are_said_with_their_lines_and_senseless_ones_end_it_or_are_counted()
     let per_op = ["--json", "--per-op", out.to_str().unwrap()];
     let ended = metrale_on("plan", &log, &per_op);
     assert_eq!(ended.exit, Exit::BadInput);
-    assert!(ended.err.contains("log.csv: line 3: the pointer \"zzz\"") && ended.err.contains("--lenient"), "{}", ended.err);
+    assert!(
+        ended.err.contains("log.csv: line 3: the pointer \"zzz\"") && ended.err.contains("--lenient"),
+        "{}",
+        ended.err
+    );
     assert_eq!(ended.json()["error"]["kind"], "bad_input");
     assert!(!out.exists(), "half a table is none");
 

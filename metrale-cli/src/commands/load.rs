@@ -128,7 +128,7 @@ pub(crate) struct Moment {
 }
 
 impl Moment {
-    fn of(backend: &MetraleCudaBackend, baseline_free_bytes: u64) -> anyhow::Result<Self> {
+    pub(crate) fn of(backend: &MetraleCudaBackend, baseline_free_bytes: u64) -> anyhow::Result<Self> {
         let now = backend.memory_info()?;
         Ok(Self {
             snapshot: backend.ledger_probe().snapshot(),

@@ -4,3 +4,4 @@
 pub mod doctor;
 pub mod load;
 pub mod plan;
+pub mod replay;

@@ -5,3 +5,4 @@ pub mod doctor;
 pub mod failure;
 pub mod load;
 pub mod plan;
+pub mod replay;
