@@ -70,6 +70,10 @@ pub struct LoadArgs {
     #[arg(long, value_name = "MIB", default_value_t = 0)]
     pub min_mb: usize,
 
+    /// Put all tensors into one arena instead of an allocation each: as close as the driver's granularity lets them.
+    #[arg(long)]
+    pub arena: bool,
+
     /// Copy N tensors back, spread over the model, and compare them with the file.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub verify: usize,

@@ -4,7 +4,7 @@
 //! | [`Remedy`] | causes |
 //! |---|---|
 //! | [`FreeAndRetry`](Remedy::FreeAndRetry) | [`OutOfMemory`] |
-//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`], [`NotDeviceMemory`], [`FreeError`], [`StalePinned`], [`ConfigError`], [`PreflightError`], [`NTileError`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
+//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`ArenaError`], [`CopyOutOfBounds`], [`NotDeviceMemory`], [`FreeError`], [`StalePinned`], [`ConfigError`], [`PreflightError`], [`NTileError`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
 //! | [`Relaunch`](Remedy::Relaunch) | [`ContextLost`], [`KernelFault`], and whatever carries a status the context does not survive |
 //! | [`ReportBug`](Remedy::ReportBug) | [`LedgerConflict`], statuses that no call of ours should bring |
 //!
@@ -19,7 +19,7 @@ use metrale_registry::{HostError, LaunchError, RegistryError};
 use crate::config::ConfigError;
 use crate::fault_probe::FaultReason;
 use crate::launch::KernelFault;
-use crate::memory::{CopyOutOfBounds, FreeError, NotDeviceMemory, OutOfMemory, StalePinned};
+use crate::memory::{ArenaError, CopyOutOfBounds, FreeError, NotDeviceMemory, OutOfMemory, StalePinned};
 use crate::n_tile::NTileError;
 use crate::preflight::PreflightError;
 
@@ -67,6 +67,7 @@ pub fn remedy(error: &anyhow::Error) -> Option<Remedy> {
             Some(cause.remedy())
         } else if cause.is::<BadArgument>()
             || cause.is::<NotBound>()
+            || cause.is::<ArenaError>()
             || cause.is::<CopyOutOfBounds>()
             || cause.is::<NotDeviceMemory>()
             || cause.is::<FreeError>()

@@ -86,12 +86,14 @@ pub use fault_probe::{FaultLatch, FaultReason};
 pub use gpu::{DevicePtr, GpuBackend, GraphHandle, KernelHandle};
 pub use launch::{KernelFault, KernelLaunch};
 pub use memory::{
-    Copy2d, CopyOutOfBounds, End, FoundMemory, FreeError, Holder, MemoryInfo, NotDeviceMemory, OutOfMemory,
-    PinnedBuffer, PinnedPtr, Side, StalePinned, Uploader, Verdict,
+    ARENA_GRANULE, ArenaError, Copy2d, CopyOutOfBounds, End, FoundMemory, FreeError, Holder, MemoryInfo,
+    NotDeviceMemory, OutOfMemory, PackedArena, PinnedBuffer, PinnedPtr, Side, StalePinned, Uploader, Verdict,
 };
 pub use merged_report::{DeviceLedger, MergedReport};
 pub use metrale_driver_sys::{CUtensorMap, DriverApi, DriverError, DriverFn};
-pub use metrale_ledger::{AllocKind, AllocRecord, ByteSize, ForgetError, LedgerProbe, ScopeGuard, Snapshot};
+pub use metrale_ledger::{
+    AllocKind, AllocRecord, ByteSize, ForgetError, LedgerProbe, ScopeGuard, Snapshot, SubRangeError,
+};
 pub use metrale_registry::{
     CudaHost, DeviceFacts, HostError, LaunchError, LaunchExcess, MetraleRegistry, RegistryError,
 };

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use metrale_cuda_backend::{MetraleCudaBackend, OutOfMemory};
-use metrale_ledger::{ByteSize, LabelRow, SiteRow};
+use metrale_ledger::{ArenaRow, ByteSize, LabelRow, SiteRow};
 use serde::Serialize;
 
 use crate::Exit;
@@ -28,11 +28,13 @@ pub struct LoadReport {
     pub tensors: usize,
     /// Tensors of no bytes, which need no memory.
     pub empty_tensors: usize,
-    /// Live allocations.
+    /// Live allocations; with `--arena`, its parts.
     pub allocations: u64,
     /// Their bytes, as asked for.
     pub live_bytes: u64,
-    /// Bytes of the 2 MiB pages they touch.
+    /// Bytes of the one arena of `--arena`, as asked for; else 0.
+    pub arena_bytes: u64,
+    /// Bytes of the 2 MiB pages they touch, or their arena does.
     pub resident_bytes: u64,
     /// `resident_bytes` less `live_bytes`.
     pub slack_bytes: u64,
@@ -121,7 +123,17 @@ impl LoadReport {
         moment: Moment,
         ledger_report: String,
     ) -> Self {
-        let totals = moment.snapshot.totals;
+        let snapshot = &moment.snapshot;
+        let totals = snapshot.totals;
+        // What lies in arenas shows as their parts, each as the allocation that it stands for.
+        let (sites, scopes) = match &*snapshot.arenas {
+            [] => (snapshot.by_site(), snapshot.by_scope()),
+            _ => (snapshot.parts_by_site(), snapshot.parts_by_scope()),
+        };
+        let parts = snapshot.arenas.iter().map(|arena| arena.parts.len() as u64).sum::<u64>();
+        let part_bytes = snapshot.arenas.iter().map(ArenaRow::used_bytes).sum::<u64>();
+        let live_bytes = totals.live_bytes + part_bytes;
+        let resident_bytes = totals.resident_bytes + totals.arena_resident_bytes;
         Self {
             model: input.title().to_owned(),
             driver: backend.driver().source(),
@@ -129,21 +141,22 @@ impl LoadReport {
             ordinal: backend.facts().ordinal,
             tensors: input.tensors().len(),
             empty_tensors: input.empty_tensors(),
-            allocations: totals.live_count,
-            live_bytes: totals.live_bytes,
-            resident_bytes: totals.resident_bytes,
-            slack_bytes: totals.slack_bytes,
+            allocations: totals.live_count + parts,
+            live_bytes,
+            arena_bytes: totals.arena_bytes,
+            resident_bytes,
+            slack_bytes: resident_bytes.saturating_sub(live_bytes),
             chunk_slack_bytes: totals.chunk_slack_bytes,
             driver_used_bytes: moment.driver_used_bytes,
-            unexplained_bytes: moment.driver_used_bytes.saturating_sub_unsigned(totals.resident_bytes),
+            unexplained_bytes: moment.driver_used_bytes.saturating_sub_unsigned(resident_bytes),
             device_free_bytes: moment.free_bytes,
             device_total_bytes: moment.total_bytes,
             bytes_copied: 0,
             seconds: 0.0,
             verified_tensors: 0,
             swept_allocations: 0,
-            sites: moment.snapshot.by_site().into_iter().map(SiteLine::from).collect(),
-            scopes: moment.snapshot.by_scope().into_iter().map(ScopeLine::from).collect(),
+            sites: sites.into_iter().map(SiteLine::from).collect(),
+            scopes: scopes.into_iter().map(ScopeLine::from).collect(),
             error: None,
             ledger_report,
         }
@@ -191,7 +204,12 @@ impl fmt::Display for LoadReport {
         if self.empty_tensors > 0 {
             write!(f, ", {} of them empty", self.empty_tensors)?;
         }
-        write!(f, ", {} in {:.3} s; ", Count(self.allocations, "allocation"), self.seconds)?;
+        write!(
+            f,
+            ", {} in {:.3} s; ",
+            Count(self.allocations, if self.arena_bytes > 0 { "part" } else { "allocation" }),
+            self.seconds
+        )?;
         if self.bytes_copied == 0 {
             writeln!(f, "nothing copied")?;
         } else {
@@ -205,7 +223,10 @@ impl fmt::Display for LoadReport {
         let mut line = |name: &str, bytes: i64, note: &str| writeln!(f, "{}{note}", Line(name, bytes));
         line("driver used", self.driver_used_bytes, "")?;
         line("  ledger, live", self.live_bytes as i64, "")?;
-        let note = format!(", {} of it in chunks of small ones", ByteSize(self.chunk_slack_bytes));
+        let note = match self.arena_bytes {
+            0 => format!(", {} of it in chunks of small ones", ByteSize(self.chunk_slack_bytes)),
+            bytes => format!(", in one arena of {}", ByteSize(bytes)),
+        };
         line("  slack", self.slack_bytes as i64, &note)?;
         line("  unexplained", self.unexplained_bytes, "")?;
         line(

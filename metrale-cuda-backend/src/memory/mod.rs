@@ -9,12 +9,14 @@ mod info;
 mod memset;
 mod not_device;
 mod out_of_memory;
+mod packed_arena;
 mod peer;
 mod pinned;
 mod pinned_book;
 mod upload;
 
 // Decisions that need no driver.
+mod arena_space;
 mod cgroup;
 mod effective;
 mod meminfo;
@@ -22,11 +24,13 @@ mod poll;
 mod watchdog;
 
 pub use alloc::FreeError;
+pub use arena_space::ARENA_GRANULE;
 pub use copy::{CopyOutOfBounds, End};
 pub use copy_2d::{Copy2d, Side};
 pub use info::MemoryInfo;
 pub use not_device::{FoundMemory, NotDeviceMemory};
 pub use out_of_memory::{Holder, OutOfMemory, Verdict};
+pub use packed_arena::{ArenaError, PackedArena};
 pub use pinned::{PinnedBuffer, PinnedPtr};
 pub(crate) use pinned_book::PinnedBook;
 pub use pinned_book::StalePinned;
