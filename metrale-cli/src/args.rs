@@ -5,12 +5,14 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::byte_count::ByteCount;
 use crate::driver_choice::DriverChoice;
+use crate::plan_device::PlanDevice;
 
 /// The end of the program's help.
 const EXIT_CODES: &str = "\
 Exit codes: 0 done; 1 the driver or the machine failed (doctor: no device is usable); 2 the input or the command line \
-makes no sense, and nothing was done; 3 not enough memory, and everything was freed.";
+makes no sense, and nothing was done; 3 not enough memory, and everything was freed (plan: it does not fit).";
 
 /// What memory a model takes on a CUDA device, byte by byte, with or without a GPU.
 #[derive(Debug, Parser)]
@@ -27,6 +29,12 @@ pub enum Command {
     /// Load a model's weights onto a device and account for every byte.
     #[command(after_help = EXIT_CODES)]
     Load(LoadArgs),
+    /// Say what a model or a recorded log will take, before anything is allocated; needs no GPU.
+    #[command(after_help = EXIT_CODES)]
+    Plan(PlanArgs),
+    /// Do a recorded log's allocations and frees on a device, and account for every byte at the peak and at the end.
+    #[command(after_help = EXIT_CODES)]
+    Replay(ReplayArgs),
     /// Say which driver and devices this machine has, and whether a GPU is usable (exit code 0) or not (1).
     Doctor(DoctorArgs),
 }
@@ -62,6 +70,10 @@ pub struct LoadArgs {
     #[arg(long, value_name = "MIB", default_value_t = 0)]
     pub min_mb: usize,
 
+    /// Put all tensors into one arena instead of an allocation each: as close as the driver's granularity lets them.
+    #[arg(long)]
+    pub arena: bool,
+
     /// Copy N tensors back, spread over the model, and compare them with the file.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub verify: usize,
@@ -69,6 +81,76 @@ pub struct LoadArgs {
     /// Size of each of the two pinned buffers the file is copied through, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub buffer_mb: u32,
+}
+
+/// What `plan` takes.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// Safetensors files, one sharded model's `model.safetensors.index.json`, or one allocation log (CSV, also gzip).
+    #[arg(value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+
+    /// A model of the built-in catalogue instead of files, in bf16.
+    #[arg(long, value_name = "NAME", conflicts_with = "files")]
+    pub model: Option<String>,
+
+    /// Say whether the peak fits into this much free memory: bytes, or with a unit such as 141GiB or 80GB.
+    #[arg(long, value_name = "BYTES")]
+    pub memory: Option<ByteCount>,
+
+    /// Say whether the peak fits into what a device has free once its context is made: a profile of the software driver
+    /// (h200, gb10, rtx), or the ordinal of a device of the installed driver.
+    #[arg(long, value_name = "DEVICE", conflicts_with = "memory")]
+    pub device: Option<PlanDevice>,
+
+    /// Write a table of `op,live_bytes,resident_bytes` with a row for each operation.
+    #[arg(long, value_name = "FILE")]
+    pub per_op: Option<PathBuf>,
+
+    /// Pass over rows of a log that make no sense and count them, instead of ending at the first.
+    #[arg(long)]
+    pub lenient: bool,
+
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
+
+    /// How many holders of the peak are listed at most.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub top: usize,
+}
+
+/// What `replay` takes.
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    /// An allocation log: CSV whose header names Action, Pointer and Size, also gzip; RMM's logs fit.
+    #[arg(value_name = "LOG")]
+    pub log: PathBuf,
+
+    /// The driver and device to replay on.
+    #[command(flatten)]
+    pub target: TargetArgs,
+
+    /// Write a table of `op,live_bytes,resident_bytes,driver_free_bytes` with a row for each row of the log. Asks the
+    /// driver after each, which takes longer than most operations.
+    #[arg(long, value_name = "FILE")]
+    pub per_op: Option<PathBuf>,
+
+    /// Pass over rows that make no sense and count them, instead of ending at the first.
+    #[arg(long)]
+    pub lenient: bool,
+
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
+
+    /// How many call sites, files and scopes the reports list at most.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub top: usize,
+
+    /// The smallest call site, in MiB, that the reports list by itself.
+    #[arg(long, value_name = "MIB", default_value_t = 0)]
+    pub min_mb: usize,
 }
 
 /// What `doctor` takes.

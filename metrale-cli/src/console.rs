@@ -50,12 +50,18 @@ impl<'a> Console<'a> {
 
     /// A bar that counts bytes; it shows on a terminal only.
     pub fn byte_bar(&self, total_bytes: u64) -> ProgressBar {
+        self.bar(total_bytes, "{wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {msg}")
+    }
+
+    /// A bar that counts steps; it shows on a terminal only.
+    pub fn step_bar(&self, total: u64) -> ProgressBar {
+        self.bar(total, "{wide_bar} {human_pos}/{human_len} {per_sec}")
+    }
+
+    fn bar(&self, total: u64, template: &str) -> ProgressBar {
         let target = if self.watched { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        let style = ProgressStyle::with_template(
-            "{wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {msg}",
-        )
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-        ProgressBar::with_draw_target(Some(total_bytes), target).with_style(style)
+        let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        ProgressBar::with_draw_target(Some(total), target).with_style(style)
     }
 }
 

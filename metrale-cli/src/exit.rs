@@ -13,7 +13,7 @@ pub enum Exit {
     Failed = 1,
     /// The input or the command line makes no sense; nothing was done.
     BadInput = 2,
-    /// The device has not enough memory; everything was freed again.
+    /// The device has not enough memory, and everything was freed again; for `plan`, it would not have.
     OutOfMemory = 3,
 }
 

@@ -6,24 +6,35 @@
 //! | command | what it does | exit code |
 //! |---|---|---|
 //! | `metrale load` | puts a model's weights on a device (or on the software H200) and prints who holds what | 0; 2 for bad input; 3 out of memory |
+//! | `metrale plan` | says what a model or a recorded log will take, before anything is allocated | 0; 2 for bad input; 3 where it does not fit |
+//! | `metrale replay` | does a recorded log's operations on a device and prints who held what | 0; 2 for bad input; 3 out of memory |
 //! | `metrale doctor` | says which driver and devices there are | 0 where a device is usable, else 1 |
 
+mod allocation_log;
 pub mod args;
+mod byte_count;
 pub mod commands;
 mod console;
 mod driver_choice;
 mod exit;
 pub mod model;
+mod per_op;
+mod plan_device;
 pub mod render;
+mod script;
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
 
 use clap::Parser;
 
+pub use allocation_log::LogError;
+pub use byte_count::{ByteCount, NotAByteCount};
 pub use console::Console;
 pub use driver_choice::{ChosenDriver, DriverChoice, UnknownDriver};
 pub use exit::Exit;
+pub use per_op::PerOpError;
+pub use plan_device::{PlanDevice, UnknownDevice};
 
 /// Runs the program with its arguments, the program's own name first.
 pub fn run(args: impl IntoIterator<Item = OsString>, console: &mut Console<'_>) -> Exit {
@@ -41,6 +52,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>, console: &mut Console<'_>) 
     };
     match cli.command {
         args::Command::Load(args) => commands::load::run(&args, console),
+        args::Command::Plan(args) => commands::plan::run(&args, console),
+        args::Command::Replay(args) => commands::replay::run(&args, console),
         args::Command::Doctor(args) => commands::doctor::run(&args, console),
     }
 }

@@ -1,54 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `metrale load` from its arguments to its answer and exit code.
 
-use std::ffi::OsString;
+mod common;
+
 use std::fs;
-use std::path::{Path, PathBuf};
 
+use common::{data, metrale, write_model};
 use metrale_cli::{Console, Exit, run};
-use serde_json::Value;
-
-/// What a run of the program gave.
-struct Ended {
-    exit: Exit,
-    out: String,
-    err: String,
-}
-
-impl Ended {
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {} / {}", self.out, self.err))
-    }
-}
-
-fn metrale<S: Into<OsString>>(args: impl IntoIterator<Item = S>) -> Ended {
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let args = std::iter::once("metrale".into()).chain(args.into_iter().map(Into::into));
-    let exit = run(args, &mut Console::new(&mut out, &mut err, false));
-    Ended { exit, out: String::from_utf8(out).unwrap(), err: String::from_utf8(err).unwrap() }
-}
-
-fn data(folder: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(folder)
-}
-
-/// A safetensors file of these tensors, in this order, with counted bytes as data.
-fn write_model(path: &Path, tensors: &[(&str, &str, &[u64], usize)]) {
-    let mut header = serde_json::Map::new();
-    let mut at = 0;
-    for (name, dtype, shape, bytes) in tensors {
-        header.insert(
-            (*name).into(),
-            serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [at, at + bytes]}),
-        );
-        at += bytes;
-    }
-    let header = serde_json::to_vec(&header).unwrap();
-    let mut file = (header.len() as u64).to_le_bytes().to_vec();
-    file.extend_from_slice(&header);
-    file.extend((0..at).map(|index| (index * 31 % 251) as u8));
-    fs::write(path, file).unwrap();
-}
 
 /// A model's name, its allocations and live bytes where they were counted by hand, and the bytes the H200's driver keeps
 /// for the same tensors allocated one by one.
@@ -110,6 +68,125 @@ mod catalogue_models_on_the_gpu {
     fn device() {
         super::loads_with_the_figures_of_the_h200("system", &super::CATALOGUE);
     }
+}
+
+fn an_arena_holds_a_model_in_little_more_than_its_tensors(driver: &str) {
+    // What `plan` promises is what the driver then keeps.
+    for (model, counted, one_by_one) in &CATALOGUE[..3] {
+        let planned = metrale(["plan", "--model", model, "--json"]).json();
+        let ended = metrale(["load", "--model", model, "--driver", driver, "--arena", "--json"]);
+        assert_eq!(ended.exit, Exit::Done, "{model}: {}", ended.err);
+        let json = ended.json();
+        assert_eq!(json["driver_used_bytes"], planned["arena_resident_bytes"], "{model}");
+        assert_eq!(json["resident_bytes"], json["driver_used_bytes"], "{model}");
+        assert_eq!(
+            (&json["unexplained_bytes"], &json["swept_allocations"]),
+            (&0.into(), &0.into()),
+            "{model}"
+        );
+        for field in ["allocations", "live_bytes"] {
+            let requested = if field == "allocations" { field } else { "requested_bytes" };
+            assert_eq!(json[field], planned[requested], "{model} {field}");
+        }
+        let used = json["driver_used_bytes"].as_u64().unwrap();
+        assert!(used <= *one_by_one, "{model}");
+        if let Some((allocations, live_bytes)) = counted {
+            assert_eq!(
+                (&json["allocations"], &json["live_bytes"]),
+                (&(*allocations).into(), &(*live_bytes).into())
+            );
+            assert!(used - live_bytes < 4 << 20, "{model}: {used} for {live_bytes}");
+        }
+        let sum = |rows: &str| -> u64 {
+            json[rows].as_array().unwrap().iter().map(|row| row["bytes"].as_u64().unwrap()).sum()
+        };
+        assert_eq!(
+            (sum("scopes"), sum("sites")),
+            (json["live_bytes"].as_u64().unwrap(), sum("scopes")),
+            "{model}"
+        );
+    }
+    let text = metrale(["load", "--model", "bert-base", "--driver", driver, "--arena"]);
+    for part in [
+        "204 parts in",
+        "arenas:",
+        "bert.embeddings.word_embeddings.weight",
+        "in 194 more parts",
+        "219030644",
+        "in one arena of",
+        "sweep found 0",
+    ] {
+        assert!(text.out.contains(part), "{part}: {}", text.out);
+    }
+}
+
+#[test]
+fn an_arena_holds_a_model_on_the_software_h200() {
+    an_arena_holds_a_model_in_little_more_than_its_tensors("sim");
+}
+
+mod an_arena_on_the_gpu {
+    #[test]
+    #[ignore = "needs a GPU: cargo xtask gpu-test"]
+    fn device() {
+        super::an_arena_holds_a_model_in_little_more_than_its_tensors("system");
+        super::a_file_with_data_arrives_in_an_arena("system");
+    }
+}
+
+fn a_file_with_data_arrives_in_an_arena(driver: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    write_model(
+        &path,
+        &[
+            ("a.w", "U8", &[2_500_001], 2_500_001),
+            ("a.b", "U8", &[13], 13),
+            ("e", "U8", &[0], 0),
+            ("z", "I64", &[], 8),
+        ],
+    );
+    let ended = common::metrale_on(
+        "load",
+        &path,
+        &["--driver", driver, "--arena", "--json", "--verify", "3", "--buffer-mb", "1"],
+    );
+    assert_eq!(ended.exit, Exit::Done, "{}", ended.err);
+    let json = ended.json();
+    assert_eq!((&json["verified_tensors"], &json["allocations"]), (&3.into(), &3.into()));
+    assert_eq!(
+        (&json["live_bytes"], &json["arena_bytes"]),
+        (&2_500_022.into(), &(2_500_096 + 2 * 512).into())
+    );
+    assert_eq!(json["driver_used_bytes"], 4 << 20);
+    // All parts together fill less than a chunk, and nothing at all needs no arena.
+    for (tensors, used) in [(&[("s", "U8", &[100][..], 100)][..], 2 << 20), (&[("e", "U8", &[0][..], 0)], 0)]
+    {
+        write_model(&path, tensors);
+        let ended = common::metrale_on("load", &path, &["--driver", driver, "--arena", "--json"]);
+        assert_eq!(
+            (ended.exit, ended.json()["driver_used_bytes"].as_u64()),
+            (Exit::Done, Some(used)),
+            "{}",
+            ended.err
+        );
+    }
+}
+
+#[test]
+fn a_file_with_data_arrives_in_an_arena_on_the_software_device() {
+    a_file_with_data_arrives_in_an_arena("sim");
+}
+
+#[test]
+fn an_arena_that_does_not_fit_ends_with_3() {
+    let ended = metrale(["load", "--model", "qwen3-next", "--driver", "sim", "--arena", "--json"]);
+    assert_eq!(ended.exit, Exit::OutOfMemory, "{}", ended.err);
+    let json = ended.json();
+    assert_eq!(json["error"]["kind"], "out_of_memory");
+    let message = json["error"]["message"].as_str().unwrap();
+    assert!(message.contains("making an arena of") && message.contains("arena memory"), "{message}");
+    assert_eq!((&json["live_bytes"], &json["swept_allocations"]), (&0.into(), &0.into()));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::panic::Location;
 
-use metrale_ledger::{AllocKind, AllocRecord, ForgetError, Ledger, RecordMisuse, Whois};
+use metrale_ledger::{AllocKind, AllocRecord, ForgetError, Ledger, RecordMisuse, SubRangeError, Whois};
 
 use crate::parts::KEEPS_LEDGER;
 
@@ -58,6 +58,24 @@ impl Book {
             // Should the address be live again, that allocation stays; the ledger counts the misuse.
             let _ = self.ledger.restore(addr, record);
         }
+    }
+
+    /// Writes a part of an arena down.
+    pub(crate) fn begin_part(
+        &self,
+        arena: u64,
+        offset: u64,
+        bytes: usize,
+        name: &str,
+        site: &'static Location<'static>,
+    ) -> Result<(), SubRangeError> {
+        if KEEPS_LEDGER { self.ledger.record_sub_range(arena, offset, bytes, name, site) } else { Ok(()) }
+    }
+
+    /// Takes a part of an arena off, under the caller's line.
+    #[track_caller]
+    pub(crate) fn end_part(&self, addr: u64) -> Result<(), SubRangeError> {
+        if KEEPS_LEDGER { self.ledger.end_sub_range(addr).map(drop) } else { Ok(()) }
     }
 
     /// What is known of an address.

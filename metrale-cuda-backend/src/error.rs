@@ -4,7 +4,7 @@
 //! | [`Remedy`] | causes |
 //! |---|---|
 //! | [`FreeAndRetry`](Remedy::FreeAndRetry) | [`OutOfMemory`] of what can fit, [`BelowFloor`] |
-//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`], [`NotDeviceMemory`], [`FreeError`], [`StalePinned`], [`ConfigError`], [`OutOfMemory`] of more than the device has, [`FeatureOff`], [`PreflightError`], [`TargetMismatch`], [`NTileError`], [`TooLargeForBands`], [`TableFull`], [`TensorMapError`], [`TensorMapOutOfBounds`], [`WatchdogError`], [`FreeUnknown`], [`MemInfoError`], [`AccountError`], [`Capturing`], [`NotCapturing`], [`PinnedByGraph`], [`NotSupported`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
+//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`ArenaError`], [`CopyOutOfBounds`], [`NotDeviceMemory`], [`FreeError`], [`StalePinned`], [`ConfigError`], [`OutOfMemory`] of more than the device has, [`FeatureOff`], [`PreflightError`], [`TargetMismatch`], [`NTileError`], [`TooLargeForBands`], [`TableFull`], [`TensorMapError`], [`TensorMapOutOfBounds`], [`WatchdogError`], [`FreeUnknown`], [`MemInfoError`], [`AccountError`], [`Capturing`], [`NotCapturing`], [`PinnedByGraph`], [`NotSupported`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
 //! | [`Relaunch`](Remedy::Relaunch) | [`ContextLost`], [`KernelFault`], [`GraphFault`], and whatever carries a status the context does not survive |
 //! | [`ReportBug`](Remedy::ReportBug) | [`LedgerConflict`], statuses that no call of ours should bring |
 //!
@@ -21,8 +21,8 @@ use crate::fault_probe::FaultReason;
 use crate::graph::{Capturing, GraphFault, NotCapturing, PinnedByGraph};
 use crate::launch::KernelFault;
 use crate::memory::{
-    AccountError, BelowFloor, CopyOutOfBounds, FreeError, FreeUnknown, MemInfoError, NotDeviceMemory,
-    OutOfMemory, StalePinned, WatchdogError,
+    AccountError, ArenaError, BelowFloor, CopyOutOfBounds, FreeError, FreeUnknown, MemInfoError,
+    NotDeviceMemory, OutOfMemory, StalePinned, WatchdogError,
 };
 use crate::n_tile::NTileError;
 use crate::preflight::{PreflightError, TargetMismatch};
@@ -75,6 +75,7 @@ pub fn remedy(error: &anyhow::Error) -> Option<Remedy> {
             Some(cause.remedy())
         } else if cause.is::<BadArgument>()
             || cause.is::<NotBound>()
+            || cause.is::<ArenaError>()
             || cause.is::<CopyOutOfBounds>()
             || cause.is::<NotDeviceMemory>()
             || cause.is::<FreeError>()

@@ -99,13 +99,14 @@ pub use graph::{
 };
 pub use launch::{KernelFault, KernelLaunch};
 pub use memory::{
-    Copy2d, CopyOutOfBounds, End, FoundMemory, FreeError, Holder, MemoryInfo, NotDeviceMemory, OutOfMemory,
-    PinnedBuffer, PinnedPtr, Side, StalePinned, Uploader, Verdict,
+    ARENA_GRANULE, ArenaError, Copy2d, CopyOutOfBounds, End, FoundMemory, FreeError, Holder, MemoryInfo,
+    NotDeviceMemory, OutOfMemory, PackedArena, PinnedBuffer, PinnedPtr, Side, StalePinned, Uploader, Verdict,
 };
 pub use merged_report::{DeviceLedger, MergedReport};
 pub use metrale_driver_sys::{CUtensorMap, DriverApi, DriverError, DriverFn};
 pub use metrale_ledger::{
     AllocKind, AllocRecord, ByteSize, ForgetError, LedgerProbe, LiveAllocation, ScopeGuard, Snapshot,
+    SubRangeError,
 };
 pub use metrale_registry::{
     CudaHost, DeviceFacts, HostError, LaunchError, LaunchExcess, MetraleRegistry, RegistryError,

@@ -108,15 +108,21 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::sweep_unreleased`](crate::GpuBackend::sweep_unreleased).
     #[track_caller]
     pub fn sweep_unreleased(&self) -> Result<usize> {
-        self.latch().sound(|| "sweeping unreleased allocations".to_owned())?;
+        const DOING: &str = "sweeping unreleased allocations";
         const ADVICE: &str = "sweep after the capture has ended";
-        let reach = Reach::ThreadOrOwner(self.seat().owner);
-        self.outside_capture(reach, "sweeping unreleased allocations", ADVICE)?;
+        let sound = || self.latch().sound(|| DOING.to_owned());
+        sound()?;
+        self.outside_capture(Reach::ThreadOrOwner(self.seat().owner), DOING, ADVICE)?;
         match self.enter() {
-            Ok(_current) => Ok(self.sweep("a load was abandoned, or they have no owner that frees them")),
+            Ok(_current) => {
+                let swept = self.sweep("a load was abandoned, or they have no owner that frees them");
+                // The frees may be what met a fault; then they freed nothing.
+                sound()?;
+                Ok(swept)
+            }
             // The context is gone, and the memory with it: nothing to free, nothing to warn of.
             Err(error) if is_teardown_noop(error.status) => Ok(self.book().ledger().drain().len()),
-            Err(error) => Err(failed(error, "sweeping unreleased allocations".to_owned(), None)),
+            Err(error) => Err(failed(error, DOING.to_owned(), None)),
         }
     }
 

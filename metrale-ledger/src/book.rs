@@ -14,7 +14,8 @@ use crate::page::{Flips, Item, PAGE_SHIFT, PageCounts};
 use crate::residency::covered_pages;
 use crate::shard::Known;
 use crate::snapshot::{Group, Site, Snapshot, Totals};
-use crate::{AllocKind, AllocRecord, LiveAllocation, SMALL_ALLOC_CHUNK, Whois};
+use crate::sub_range::{Arenas, Parts, SubRange};
+use crate::{AllocKind, AllocRecord, ArenaRow, LiveAllocation, SMALL_ALLOC_CHUNK, SubRangeError, Whois};
 
 /// Which records a free may take off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +74,7 @@ pub(crate) struct Moment {
     totals: Totals,
     held: Vec<(Key, Sum)>,
     labels: Vec<Arc<str>>,
+    arenas: Vec<(u64, AllocRecord, Parts)>,
 }
 
 impl Moment {
@@ -91,7 +93,8 @@ impl Moment {
                 count: sum.count as u64,
             })
             .collect();
-        Snapshot::new(self.totals, groups)
+        let arenas = self.arenas.iter().map(|(base, record, parts)| ArenaRow::new(*base, record, parts));
+        Snapshot::new(self.totals, groups, arenas.collect())
     }
 }
 
@@ -100,6 +103,7 @@ pub(crate) struct Book {
     /// Host addresses, compared with each other only.
     host: Space,
     groups: Groups,
+    arenas: Arenas,
     pub(crate) meter: Meter,
     labels: Labels,
     /// Frees seen while nothing was dealt out.
@@ -122,6 +126,7 @@ impl Book {
             device,
             host: Space::new(1),
             groups: Groups::default(),
+            arenas: Arenas::default(),
             meter: Meter::new(),
             labels: Labels::default(),
             graveyard: Graveyard::new(tombstones),
@@ -416,7 +421,13 @@ impl Book {
             Some(kept) if at_peak => kept,
             _ => self.settled_totals(),
         };
-        Moment { totals, held, labels: self.labels.names.clone() }
+        // Their parts at a peak are not kept.
+        let open = self.arenas.iter().filter(|(_, parts)| !at_peak && !parts.is_empty());
+        let arenas = open.filter_map(|(base, parts)| {
+            let arena = self.device.find(base)?;
+            Some((base, self.outward(&arena.item, arena.bytes), Arc::clone(parts)))
+        });
+        Moment { totals, held, labels: self.labels.names.clone(), arenas: arenas.collect() }
     }
 
     fn space(&self, class: Class) -> &Space {
@@ -465,6 +476,9 @@ impl Book {
         if !matches!(inserted, Inserted::BaseTaken(_)) {
             self.count(&new, true, Flips::default());
             self.meter.add_pages(pages, self.device.has_overlaps());
+            if new.item.kind == AllocKind::Arena {
+                self.arenas.open(new.addr, new.item.index);
+            }
         }
         inserted
     }
@@ -476,6 +490,9 @@ impl Book {
         }
         let pages = self.space_mut(gone.item.kind).remove(gone);
         self.left(gone, Flips::default(), freed_at, how);
+        if gone.item.kind == AllocKind::Arena {
+            self.arenas.close(gone.addr, gone.item.index);
+        }
         self.meter.add_pages(pages, self.device.has_overlaps());
     }
 
@@ -489,6 +506,28 @@ impl Book {
         if self.events.is_some() {
             self.note(EventKind::Gone(how), *gone, freed_at);
         }
+    }
+
+    /// Puts a part under the arena with that base.
+    pub(crate) fn begin_part(
+        &mut self,
+        arena: u64,
+        offset_bytes: u64,
+        part: (usize, &str, &'static Location<'static>),
+        scope: Option<u32>,
+    ) -> Result<(), SubRangeError> {
+        let (bytes, name, site) = part;
+        let found = self.device.find(arena).filter(|found| found.item.kind == AllocKind::Arena);
+        let owner = self.live(&found.ok_or(SubRangeError::NoArena { addr: arena })?);
+        let scope = scope.and_then(|scope| self.labels.name(scope));
+        // Past the end of the address space is past the end of the arena.
+        let addr = arena.saturating_add(offset_bytes);
+        self.arenas.begin(owner, SubRange { addr, bytes, name: name.into(), site, scope })
+    }
+
+    /// The parts of arenas.
+    pub(crate) fn arenas(&mut self) -> &mut Arenas {
+        &mut self.arenas
     }
 
     /// The last free that fits, of an allocation that had `addr`.
@@ -529,11 +568,18 @@ impl Book {
 
     /// Why `addr` is not to be freed by a call for `class`; `found` has that base.
     fn explain(&self, addr: u64, class: Class, found: Option<Standing>) -> ForgetError {
-        if let Some(found) = found.filter(Standing::is_own) {
+        if let Some(found) = found.filter(Standing::is_own)
+            && self.arenas.part_at(addr).is_none()
+        {
             return ForgetError::OtherKind { live: Box::new(self.live(&found)) };
         }
         if addr == 0 {
             return ForgetError::Null;
+        }
+        if let Some(part) =
+            self.arenas.part_at(addr).filter(|part| part.addr == addr && class != Class::Pinned)
+        {
+            return ForgetError::SubRange { part: Box::new(part.clone()) };
         }
         let of_space = |was: &Standing| (was.item.kind == AllocKind::Pinned) == (class == Class::Pinned);
         let owner = self.space(class).owner(addr).filter(Standing::is_own);

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use crate::book::{Book, Class};
 use crate::misuse::{ForgetError, Recorded};
 use crate::shared::{Shared, Total};
-use crate::{AllocKind, AllocRecord, Event, Mark, ScopeGuard, Snapshot, Whois, check, scope};
+use crate::{
+    AllocKind, AllocRecord, Event, Mark, ScopeGuard, Snapshot, SubRange, SubRangeError, Whois, check, scope,
+};
 
 /// Frees that a ledger remembers unless told otherwise.
 const TOMBSTONES: usize = 1024;
@@ -100,6 +102,16 @@ macro_rules! reads {
             /// are looked up before host addresses.
             pub fn whois(&self, addr: u64) -> Whois {
                 self.shared.ask(|book| book.whois(addr))
+            }
+
+            /// The part of an arena that holds an address.
+            pub fn sub_range_at(&self, addr: u64) -> Option<SubRange> {
+                self.shared.ask(|book| book.arenas().part_at(addr).cloned())
+            }
+
+            /// The parts of the arena with that base, by address; none where none is there.
+            pub fn sub_ranges(&self, arena: u64) -> Vec<SubRange> {
+                self.shared.ask(|book| book.arenas().parts_of(arena))
             }
 
             /// This moment as plain data: totals, and who holds them.
@@ -247,6 +259,34 @@ impl Ledger {
     #[track_caller]
     pub fn try_forget_arena(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
         self.shared.forget(addr, Class::Arena, Location::caller())
+    }
+
+    /// Puts a named part of an arena on the ledger: `bytes` bytes from `offset_bytes` on. It shows under its arena in reports,
+    /// with this thread's scope, and is in no total, for the arena's bytes are. It ends by
+    /// [`end_sub_range`](Self::end_sub_range) or with its arena.
+    ///
+    /// # Errors
+    /// [`SubRangeError`]: no such arena, no bytes, past its end, bytes that another part has. Nothing is then changed.
+    pub fn record_sub_range(
+        &self,
+        arena: u64,
+        offset_bytes: u64,
+        bytes: usize,
+        name: &str,
+        site: &'static Location<'static>,
+    ) -> Result<(), SubRangeError> {
+        let scope = scope::current(&self.shared);
+        self.shared.ask(|book| book.begin_part(arena, offset_bytes, (bytes, name, site), scope))
+    }
+
+    /// Takes the part of an arena that begins at `addr` off the ledger. The caller's source line is remembered.
+    ///
+    /// # Errors
+    /// [`SubRangeError`]: given back before (with the line that did), inside a part, unknown.
+    #[track_caller]
+    pub fn end_sub_range(&self, addr: u64) -> Result<SubRange, SubRangeError> {
+        let at = Location::caller();
+        self.shared.ask(|book| book.arenas().end(addr, at))
     }
 
     /// Takes pinned host memory off the ledger, by its host address.

@@ -67,6 +67,7 @@
 
 #![forbid(unsafe_code)]
 
+mod arena_tree;
 mod book;
 mod byte_size;
 mod check;
@@ -86,10 +87,12 @@ mod scope;
 mod shard;
 mod shared;
 mod snapshot;
+mod sub_range;
 mod sync;
 #[cfg(feature = "trace")]
 pub mod trace;
 
+pub use arena_tree::{ArenaRow, PartRow};
 pub use byte_size::ByteSize;
 pub use check::Mark;
 pub use event::{Event, EventKind};
@@ -102,6 +105,7 @@ pub use snapshot::{
     FileRow, Group, GroupChange, LabelChange, LabelRow, Site, SiteChange, SiteRow, Snapshot, SnapshotDiff,
     Totals,
 };
+pub use sub_range::{SubRange, SubRangeError};
 
 /// Bytes of the chunk into which the driver packs small allocations, and of the page that larger ones take whole.
 pub const SMALL_ALLOC_CHUNK: u64 = 2 << 20;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::panic::Location;
 
 use crate::index::Standing;
-use crate::{AllocRecord, LiveAllocation};
+use crate::{AllocRecord, LiveAllocation, SubRange};
 
 /// How an allocation came off the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,6 +75,11 @@ pub enum ForgetError {
         /// What it is.
         live: Box<LiveAllocation>,
     },
+    /// It is a part of an arena.
+    SubRange {
+        /// The part.
+        part: Box<SubRange>,
+    },
     /// No allocation that the ledger knows, or still remembers, was ever there.
     Foreign {
         /// The address given.
@@ -115,6 +120,9 @@ impl fmt::Display for ForgetError {
             ),
             Self::OtherKind { live } => {
                 write!(f, "{live} is {} memory; free it as what it was allocated", live.record.kind)
+            }
+            Self::SubRange { part } => {
+                write!(f, "{part} is a part of an arena: give it back to the arena, or free the arena")
             }
             Self::Foreign { addr } => write!(
                 f,
@@ -252,7 +260,7 @@ impl MisuseCounts {
         let count = match error {
             ForgetError::Null => return,
             ForgetError::DoubleFree { .. } => &mut self.double_frees,
-            ForgetError::Interior { .. } => &mut self.interior_frees,
+            ForgetError::Interior { .. } | ForgetError::SubRange { .. } => &mut self.interior_frees,
             ForgetError::OtherKind { .. } => &mut self.other_kind_frees,
             ForgetError::InsideFreed { .. } | ForgetError::Foreign { .. } => &mut self.foreign_frees,
         };

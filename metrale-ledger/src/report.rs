@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use crate::{ByteSize, Snapshot};
+use crate::{ByteSize, Snapshot, arena_tree};
 
 /// Stands for the label of what was allocated outside any scope.
 pub(crate) const NO_SCOPE: &str = "(no scope)";
@@ -14,7 +14,7 @@ type Row = (String, u64, u64);
 impl Snapshot {
     /// The report: a header with the live total and the number of call sites; up to `top_n` call sites of at least
     /// `min_mb` MiB, largest first, each with size, count and `file:line:column`; one line summing the rest; up to `top_n`
-    /// files, largest first; scopes and tags, where there are any, in the same way.
+    /// files, largest first; scopes and tags, where there are any, in the same way; arenas that have parts as a tree.
     ///
     /// The same snapshot gives the same text.
     pub fn report(&self, top_n: usize, min_mb: usize) -> String {
@@ -43,6 +43,7 @@ impl Snapshot {
                 section(&mut text, title, noun, &rows, top_n);
             }
         }
+        arena_tree::write(&mut text, &self.arenas, top_n);
         text
     }
 
@@ -122,7 +123,7 @@ fn line(text: &mut String, words: std::fmt::Arguments<'_>) {
     let _ = writeln!(text, "{words}");
 }
 
-fn counted(n: u64, noun: &str) -> String {
+pub(crate) fn counted(n: u64, noun: &str) -> String {
     if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
 
-use crate::{AllocKind, ByteSize, MisuseCounts};
+use crate::{AllocKind, ArenaRow, ByteSize, MisuseCounts, arena_tree};
 
 /// A place in the source.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -142,11 +142,14 @@ pub struct Snapshot {
     pub totals: Totals,
     /// Who holds them, largest first, then by site, scope, tag and kind.
     pub groups: Vec<Group>,
+    /// The arenas that have parts, largest first. Empty in a snapshot of the peak, for which no parts are kept.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub arenas: Vec<ArenaRow>,
 }
 
 impl Snapshot {
     /// Sorts, and joins what differs only in the address of its location.
-    pub(crate) fn new(totals: Totals, mut groups: Vec<Group>) -> Self {
+    pub(crate) fn new(totals: Totals, mut groups: Vec<Group>, mut arenas: Vec<ArenaRow>) -> Self {
         groups.sort_unstable_by(|a, b| a.key().cmp(&b.key()));
         groups.dedup_by(|next, kept| {
             let same = next.key() == kept.key();
@@ -158,7 +161,8 @@ impl Snapshot {
         });
         // Stable: what is equally large stays in the order of its name.
         groups.sort_by_key(|group| std::cmp::Reverse(group.bytes));
-        Self { totals, groups }
+        arena_tree::sort(&mut arenas);
+        Self { totals, groups, arenas }
     }
 
     /// Call sites of sweepable allocations, largest first, then by file, line and column.
@@ -183,7 +187,23 @@ impl Snapshot {
         label_rows(gather(self.sweepable(), |group| &group.tag))
     }
 
-    /// What happened from `before` to this snapshot.
+    /// Call sites of the parts of arenas, as [`by_site`](Self::by_site) gives those of allocations.
+    pub fn parts_by_site(&self) -> Vec<SiteRow> {
+        let parts = self.parts();
+        let rows = gather(parts.iter(), |group| &group.site);
+        rows.into_iter().map(|(site, bytes, count)| SiteRow { site: site.clone(), bytes, count }).collect()
+    }
+
+    /// Scopes of the parts of arenas, as [`by_scope`](Self::by_scope) gives those of allocations.
+    pub fn parts_by_scope(&self) -> Vec<LabelRow> {
+        label_rows(gather(self.parts().iter(), |group| &group.scope))
+    }
+
+    fn parts(&self) -> Vec<Group> {
+        self.arenas.iter().flat_map(ArenaRow::groups).collect()
+    }
+
+    /// What happened from `before` to this snapshot. Parts of arenas are left out: their arenas' bytes say what they take.
     ///
     /// ```
     /// use std::panic::Location;

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `metrale load`: a model's weights onto a device, tensor by tensor, and the account of every byte they took.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context;
 use metrale_cuda_backend::memory::Account;
-use metrale_cuda_backend::{DevicePtr, MetraleCudaBackend, OutOfMemory, Uploader};
+use metrale_cuda_backend::{DevicePtr, MetraleCudaBackend, OutOfMemory, PackedArena, Uploader};
 use metrale_ledger::Snapshot;
 
 use crate::args::LoadArgs;
-use crate::model::{Catalogue, ModelInput, Shown, TensorSpec, scope_of};
-use crate::render::load::{LoadFailure, LoadReport, ModelNames, Shortage};
+use crate::model::{Catalogue, ModelInput, Shown, ShownPath, TensorSpec, scope_of};
+use crate::render::failure::Failed;
+use crate::render::load::{LoadReport, ModelNames, Shortage};
 use crate::{Console, Exit, answered};
 
 /// Runs the command.
@@ -20,7 +22,10 @@ pub fn run(args: &LoadArgs, console: &mut Console<'_>) -> Exit {
     }
     let input = match ModelInput::open(&args.files, args.model.as_deref()) {
         Ok(input) => input,
-        Err(error) => return failed(args, LoadFailure::of_input(args, &error), console),
+        Err(error) => {
+            let named = asked_for(&args.files, args.model.as_deref());
+            return Failed::new(named, &error.into()).say(args.json, console);
+        }
     };
     if input.files().is_empty() && args.verify > 0 {
         console.remark("--verify has nothing to compare: a catalogue model has no data");
@@ -37,18 +42,14 @@ pub fn run(args: &LoadArgs, console: &mut Console<'_>) -> Exit {
             }
             if exit == Exit::Done { answered(printed, console) } else { exit }
         }
-        Err(error) => failed(args, LoadFailure::new(&input, &error), console),
+        Err(error) => Failed::new(input.title(), &error).say(args.json, console),
     }
 }
 
-/// Says why there is no account.
-fn failed(args: &LoadArgs, failure: LoadFailure, console: &mut Console<'_>) -> Exit {
-    console.remark(&failure);
-    if args.json {
-        // The error is said already; a closed output changes nothing.
-        let _ = console.answer_as(true, &failure);
-    }
-    failure.exit()
+/// What was asked for, where it could not be opened: the catalogue's name or the paths.
+pub(crate) fn asked_for(files: &[PathBuf], model: Option<&str>) -> String {
+    let files = || files.iter().map(|path| ShownPath(path).to_string()).collect::<Vec<_>>().join(", ");
+    model.map_or_else(files, str::to_owned)
 }
 
 fn list_models(json: bool, console: &mut Console<'_>) -> Exit {
@@ -72,9 +73,9 @@ fn load(args: &LoadArgs, input: &ModelInput, console: &mut Console<'_>) -> anyho
         console.remark(remark);
     }
     let backend = MetraleCudaBackend::builder().driver(chosen.driver).ordinal(args.target.device).build()?;
-    let mut held = Vec::with_capacity(input.tensors().len());
+    let mut held = Held::default();
     let measured = measure(args, input, &backend, &mut held, console);
-    let swept = give_back(&backend, &held);
+    let swept = held.give_back(&backend);
     // The first error is the one that counts; what follows from it may fail too.
     let report = measured?;
     Ok(report.swept(swept?))
@@ -84,8 +85,8 @@ fn load(args: &LoadArgs, input: &ModelInput, console: &mut Console<'_>) -> anyho
 fn measure<'input>(
     args: &LoadArgs,
     input: &'input ModelInput,
-    backend: &MetraleCudaBackend,
-    held: &mut Vec<Held<'input>>,
+    backend: &'input MetraleCudaBackend,
+    held: &mut Held<'input>,
     console: &Console<'_>,
 ) -> anyhow::Result<LoadReport> {
     // The pinned buffers come before the baseline: what they cost is not the model's.
@@ -96,7 +97,14 @@ fn measure<'input>(
     let baseline_free_bytes = backend.memory_info()?.free_bytes;
 
     let start = Instant::now();
-    let shortage = match fill(backend, input, uploader.as_mut(), held, console) {
+    let filled = match args.arena {
+        true => arena_for(backend, input).and_then(|arena| {
+            held.arena = arena;
+            fill(backend, input, uploader.as_mut(), held, console)
+        }),
+        false => fill(backend, input, uploader.as_mut(), held, console),
+    };
+    let shortage = match filled {
         Ok(()) => None,
         Err(error) => match error.downcast_ref::<OutOfMemory>() {
             Some(shortage) => Some(Shortage::new(shortage, format!("{error:#}"))),
@@ -111,7 +119,7 @@ fn measure<'input>(
 
     let moment = Moment::of(backend, baseline_free_bytes)?;
     let text = backend.alloc_report(args.top, args.min_mb);
-    let verified = if shortage.is_none() { verify(backend, input, held, args.verify)? } else { 0 };
+    let verified = if shortage.is_none() { verify(backend, input, &held.tensors, args.verify)? } else { 0 };
     Ok(LoadReport::new(input, backend, moment, text).copied(bytes_copied, seconds).ended(verified, shortage))
 }
 
@@ -130,7 +138,7 @@ pub(crate) struct Moment {
 }
 
 impl Moment {
-    fn of(backend: &MetraleCudaBackend, baseline_free_bytes: u64) -> anyhow::Result<Self> {
+    pub(crate) fn of(backend: &MetraleCudaBackend, baseline_free_bytes: u64) -> anyhow::Result<Self> {
         let now = backend.memory_info()?;
         Ok(Self {
             snapshot: backend.ledger_probe().snapshot(),
@@ -143,9 +151,48 @@ impl Moment {
 }
 
 /// A tensor on the device.
-struct Held<'input> {
+struct Loaded<'input> {
     tensor: &'input TensorSpec,
     at: DevicePtr,
+}
+
+/// What a load holds.
+#[derive(Default)]
+struct Held<'input> {
+    tensors: Vec<Loaded<'input>>,
+    /// Where they lie, if they share one allocation.
+    arena: Option<PackedArena<'input>>,
+}
+
+impl Held<'_> {
+    /// Frees what was loaded; the sweep after it finds nothing, or the loader lost an owner. Returns what it found.
+    fn give_back(self, backend: &MetraleCudaBackend) -> anyhow::Result<usize> {
+        match self.arena {
+            Some(arena) => arena.free()?,
+            None => {
+                for tensor in &self.tensors {
+                    backend.free(tensor.at)?;
+                }
+            }
+        }
+        backend.sweep_unreleased()
+    }
+}
+
+/// One arena for all tensors; none where no tensor has bytes.
+fn arena_for<'input>(
+    backend: &'input MetraleCudaBackend,
+    input: &ModelInput,
+) -> anyhow::Result<Option<PackedArena<'input>>> {
+    let sizes = input.tensors().iter().map(|tensor| usize::try_from(tensor.bytes));
+    // A sum beyond 64 bits is beyond any device, which the backend says best.
+    let sizes: Option<Vec<_>> = sizes.map(Result::ok).collect();
+    let bytes = sizes.and_then(PackedArena::bytes_for).unwrap_or(usize::MAX);
+    if bytes == 0 {
+        return Ok(None);
+    }
+    let about = || format!("making an arena of {bytes} bytes for {} tensors", input.tensors().len());
+    backend.packed_arena(bytes).map(Some).with_context(about)
 }
 
 /// Allocates every tensor that has bytes, in the input's order, and copies its data.
@@ -153,7 +200,7 @@ fn fill<'input>(
     backend: &MetraleCudaBackend,
     input: &'input ModelInput,
     mut uploader: Option<&mut Uploader<'_>>,
-    held: &mut Vec<Held<'input>>,
+    held: &mut Held<'input>,
     console: &Console<'_>,
 ) -> anyhow::Result<()> {
     let bar = console.byte_bar(input.total_bytes());
@@ -161,8 +208,12 @@ fn fill<'input>(
         let about = || format!("loading {} ({} bytes)", Shown(&tensor.name), tensor.bytes);
         let bytes = usize::try_from(tensor.bytes).with_context(about)?;
         let _scope = backend.scope(&scope_of(&tensor.name));
-        let at = backend.alloc(bytes).with_context(about)?;
-        held.push(Held { tensor, at });
+        let at = match &held.arena {
+            Some(arena) => arena.take(&tensor.name, bytes),
+            None => backend.alloc(bytes),
+        };
+        let at = at.with_context(about)?;
+        held.tensors.push(Loaded { tensor, at });
         if let (Some(uploader), Some(data)) = (uploader.as_deref_mut(), input.data(tensor)) {
             input.check_whole(tensor)?;
             uploader.upload(data, at).with_context(about)?;
@@ -177,7 +228,7 @@ fn fill<'input>(
 fn verify(
     backend: &MetraleCudaBackend,
     input: &ModelInput,
-    held: &[Held<'_>],
+    held: &[Loaded<'_>],
     count: usize,
 ) -> anyhow::Result<usize> {
     let with_data: Vec<_> =
@@ -198,12 +249,4 @@ fn verify(
         }
     }
     Ok(count)
-}
-
-/// Frees what was loaded; the sweep after it finds nothing, or the loader lost an owner. Returns what it found.
-fn give_back(backend: &MetraleCudaBackend, held: &[Held<'_>]) -> anyhow::Result<usize> {
-    for held in held {
-        backend.free(held.at)?;
-    }
-    backend.sweep_unreleased()
 }

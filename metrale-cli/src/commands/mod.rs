@@ -3,3 +3,5 @@
 
 pub mod doctor;
 pub mod load;
+pub mod plan;
+pub mod replay;

@@ -265,6 +265,16 @@ impl ModelInput {
     }
 }
 
+/// Whether a file that begins with `head` is to be taken for a model (or for what is mistaken for one) and not for a table in
+/// text, compressed or not.
+pub(crate) fn is_model(head: &[u8], path: &Path) -> bool {
+    const GZIP: &[u8] = b"\x1f\x8b";
+    // Only text has no control characters but line breaks and tabs.
+    let is_text = !head.iter().any(|&b| b < b' ' && !matches!(b, b'\t' | b'\n' | b'\r'));
+    !head.starts_with(GZIP)
+        && (!is_text || foreign::is_json_text(head) || foreign::recognize(head, path).is_some())
+}
+
 fn notes(file: &SafetensorsFile) -> impl Iterator<Item = Remark> + '_ {
     file.notes().iter().map(|text| Remark::Note(format!("{}: {text}", ShownPath(file.path()))))
 }

@@ -6,18 +6,13 @@ use std::fmt;
 use metrale_cuda_backend::memory::Account;
 use metrale_cuda_backend::{HostError, MetraleCudaBackend, OutOfMemory, Remedy, remedy};
 use metrale_driver_sys::CUDA_ERROR_OUT_OF_MEMORY;
-use metrale_ledger::{ByteSize, LabelRow, SiteRow};
+use metrale_ledger::{ArenaRow, ByteSize, LabelRow, SiteRow};
 use serde::Serialize;
 
 use crate::Exit;
-use crate::args::LoadArgs;
 use crate::commands::load::Moment;
-use crate::model::{InputError, ModelInput, ShownPath};
-
-/// The `kind` of an error that another input would mend.
-const BAD_INPUT: &str = "bad_input";
-/// The `kind` of an error that memory would mend.
-const OUT_OF_MEMORY: &str = "out_of_memory";
+use crate::model::ModelInput;
+use crate::render::failure::OUT_OF_MEMORY;
 
 /// The account of a load. All `_bytes` are bytes; the figures are of the moment when everything was loaded (or, out of
 /// memory, when the last tensor that fitted was).
@@ -35,11 +30,13 @@ pub struct LoadReport {
     pub tensors: usize,
     /// Tensors of no bytes, which need no memory.
     pub empty_tensors: usize,
-    /// Live allocations.
+    /// Live allocations; with `--arena`, its parts.
     pub allocations: u64,
     /// Their bytes, as asked for.
     pub live_bytes: u64,
-    /// Bytes of the 2 MiB pages they touch.
+    /// Bytes of the one arena of `--arena`, as asked for; else 0.
+    pub arena_bytes: u64,
+    /// Bytes of the 2 MiB pages they touch, or their arena does.
     pub resident_bytes: u64,
     /// `resident_bytes` less `live_bytes`.
     pub slack_bytes: u64,
@@ -130,7 +127,17 @@ impl LoadReport {
         moment: Moment,
         ledger_report: String,
     ) -> Self {
-        let totals = moment.snapshot.totals;
+        let snapshot = &moment.snapshot;
+        let totals = snapshot.totals;
+        // What lies in arenas shows as their parts, each as the allocation that it stands for.
+        let (sites, scopes) = match &*snapshot.arenas {
+            [] => (snapshot.by_site(), snapshot.by_scope()),
+            _ => (snapshot.parts_by_site(), snapshot.parts_by_scope()),
+        };
+        let parts = snapshot.arenas.iter().map(|arena| arena.parts.len() as u64).sum::<u64>();
+        let part_bytes = snapshot.arenas.iter().map(ArenaRow::used_bytes).sum::<u64>();
+        let live_bytes = totals.live_bytes + part_bytes;
+        let resident_bytes = totals.resident_bytes + totals.arena_resident_bytes;
         Self {
             model: input.title().to_owned(),
             driver: backend.driver().source(),
@@ -138,13 +145,14 @@ impl LoadReport {
             ordinal: backend.facts().ordinal,
             tensors: input.tensors().len(),
             empty_tensors: input.empty_tensors(),
-            allocations: totals.live_count,
-            live_bytes: totals.live_bytes,
-            resident_bytes: totals.resident_bytes,
-            slack_bytes: totals.slack_bytes,
+            allocations: totals.live_count + parts,
+            live_bytes,
+            arena_bytes: totals.arena_bytes,
+            resident_bytes,
+            slack_bytes: resident_bytes.saturating_sub(live_bytes),
             chunk_slack_bytes: totals.chunk_slack_bytes,
             driver_used_bytes: moment.driver_used_bytes,
-            unexplained_bytes: moment.driver_used_bytes.saturating_sub_unsigned(totals.resident_bytes),
+            unexplained_bytes: moment.driver_used_bytes.saturating_sub_unsigned(resident_bytes),
             device_free_bytes: moment.free_bytes,
             device_total_bytes: moment.total_bytes,
             bytes_copied: 0,
@@ -152,8 +160,8 @@ impl LoadReport {
             verified_tensors: 0,
             swept_allocations: 0,
             account: moment.account,
-            sites: moment.snapshot.by_site().into_iter().map(SiteLine::from).collect(),
-            scopes: moment.snapshot.by_scope().into_iter().map(ScopeLine::from).collect(),
+            sites: sites.into_iter().map(SiteLine::from).collect(),
+            scopes: scopes.into_iter().map(ScopeLine::from).collect(),
             error: None,
             ledger_report,
         }
@@ -201,7 +209,12 @@ impl fmt::Display for LoadReport {
         if self.empty_tensors > 0 {
             write!(f, ", {} of them empty", self.empty_tensors)?;
         }
-        write!(f, ", {} in {:.3} s; ", Count(self.allocations, "allocation"), self.seconds)?;
+        write!(
+            f,
+            ", {} in {:.3} s; ",
+            Count(self.allocations, if self.arena_bytes > 0 { "part" } else { "allocation" }),
+            self.seconds
+        )?;
         if self.bytes_copied == 0 {
             writeln!(f, "nothing copied")?;
         } else {
@@ -212,14 +225,13 @@ impl fmt::Display for LoadReport {
         }
         writeln!(f, "\n{}\n", self.ledger_report.trim_end())?;
 
-        let mut line = |name: &str, bytes: i64, note: &str| {
-            let size = ByteSize(bytes.unsigned_abs());
-            let sign = if bytes < 0 { "-" } else { "" };
-            writeln!(f, "{name:<22}{bytes:>16}  {sign}{size}{note}")
-        };
+        let mut line = |name: &str, bytes: i64, note: &str| writeln!(f, "{}{note}", Line(name, bytes));
         line("driver used", self.driver_used_bytes, "")?;
         line("  ledger, live", self.live_bytes as i64, "")?;
-        let note = format!(", {} of it in chunks of small ones", ByteSize(self.chunk_slack_bytes));
+        let note = match self.arena_bytes {
+            0 => format!(", {} of it in chunks of small ones", ByteSize(self.chunk_slack_bytes)),
+            bytes => format!(", in one arena of {}", ByteSize(bytes)),
+        };
         line("  slack", self.slack_bytes as i64, &note)?;
         line("  unexplained", self.unexplained_bytes, "")?;
         line(
@@ -232,8 +244,19 @@ impl fmt::Display for LoadReport {
     }
 }
 
+/// A figure with its name, in bytes and as people read them.
+pub(crate) struct Line<'a>(pub(crate) &'a str, pub(crate) i64);
+
+impl fmt::Display for Line<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(name, bytes) = *self;
+        let sign = if bytes < 0 { "-" } else { "" };
+        write!(f, "{name:<22}{bytes:>16}  {sign}{}", ByteSize(bytes.unsigned_abs()))
+    }
+}
+
 /// A number of things, in the singular for one.
-struct Count(u64, &'static str);
+pub(crate) struct Count(pub(crate) u64, pub(crate) &'static str);
 
 impl fmt::Display for Count {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -249,82 +272,5 @@ pub struct ModelNames(pub Vec<String>);
 impl fmt::Display for ModelNames {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.join("\n"))
-    }
-}
-
-/// What `metrale load` answers where it came to no account at all.
-#[derive(Debug, Serialize)]
-pub struct LoadFailure {
-    /// The model: a path, a number of files, or the catalogue's name.
-    pub model: String,
-    /// What happened.
-    pub error: Failure,
-}
-
-/// Why there is no account.
-#[derive(Debug, Serialize)]
-pub struct Failure {
-    /// `bad_input`; `out_of_memory` where the context or the pinned buffers found no room; else `failed`.
-    pub kind: &'static str,
-    /// The whole answer, for people.
-    pub message: String,
-}
-
-impl LoadFailure {
-    pub(crate) fn of_input(args: &LoadArgs, error: &InputError) -> Self {
-        let files = args.files.iter().map(|path| ShownPath(path).to_string()).collect::<Vec<_>>();
-        let model = args.model.clone().unwrap_or_else(|| files.join(", "));
-        Self { model, error: Failure { kind: BAD_INPUT, message: error.to_string() } }
-    }
-
-    pub(crate) fn new(input: &ModelInput, error: &anyhow::Error) -> Self {
-        // A context that does not fit is memory too, though the host says it with the driver's status alone.
-        let no_room_for_a_context = error
-            .downcast_ref::<HostError>()
-            .and_then(HostError::driver_error)
-            .is_some_and(|error| error.status == CUDA_ERROR_OUT_OF_MEMORY);
-        let out_of_memory = no_room_for_a_context || remedy(error) == Some(Remedy::FreeAndRetry);
-        let kind = match error.downcast_ref::<InputError>() {
-            Some(_) => BAD_INPUT,
-            None if out_of_memory => OUT_OF_MEMORY,
-            None => "failed",
-        };
-        Self { model: input.title().to_owned(), error: Failure { kind, message: format!("{error:#}") } }
-    }
-
-    /// How the program ends with this answer.
-    pub fn exit(&self) -> Exit {
-        match self.error.kind {
-            BAD_INPUT => Exit::BadInput,
-            OUT_OF_MEMORY => Exit::OutOfMemory,
-            _ => Exit::Failed,
-        }
-    }
-}
-
-impl fmt::Display for LoadFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.error.message)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use metrale_driver_sys::{CUresult, DriverError, DriverFn};
-
-    use super::*;
-
-    fn failure(status: CUresult) -> LoadFailure {
-        let error = DriverError { function: DriverFn::cuDevicePrimaryCtxRetain, status };
-        let input = ModelInput::open(&[], Some("gpt2")).unwrap();
-        LoadFailure::new(&input, &HostError::Context { ordinal: 0, error }.into())
-    }
-
-    #[test]
-    fn a_device_too_full_for_a_context_is_out_of_memory_and_any_other_failure_is_not() {
-        assert_eq!(failure(CUDA_ERROR_OUT_OF_MEMORY).exit(), Exit::OutOfMemory);
-        for status in [1, 46, 100, 700, 999] {
-            assert_eq!(failure(status).exit(), Exit::Failed, "{status}");
-        }
     }
 }

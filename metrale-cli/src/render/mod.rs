@@ -2,4 +2,7 @@
 //! The commands' answers: plain data that is both the JSON and the text.
 
 pub mod doctor;
+pub mod failure;
 pub mod load;
+pub mod plan;
+pub mod replay;

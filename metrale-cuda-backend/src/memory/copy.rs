@@ -308,7 +308,12 @@ impl MetraleCudaBackend {
             Whois::Live { allocation, offset_bytes } if bytes > room(&allocation.record, offset_bytes) => {
                 Err(CopyOutOfBounds { operation, end, addr, bytes, owner: Box::new(allocation) }.into())
             }
-            Whois::Live { .. } => Ok(()),
+            Whois::Live { allocation, .. } => match self.leaves_part(addr, bytes, &allocation) {
+                Some(part) => {
+                    Err(CopyOutOfBounds { operation, end, addr, bytes, owner: Box::new(part) }.into())
+                }
+                None => Ok(()),
+            },
             unknown => {
                 if matches!(unknown, Whois::Freed { .. }) {
                     self.refuse_redzone(operation, &end.to_string(), ptr)?;

@@ -13,6 +13,7 @@ mod memset;
 mod not_device;
 mod oom_watchdog;
 mod out_of_memory;
+mod packed_arena;
 mod peer;
 mod pinned;
 mod pinned_book;
@@ -20,6 +21,7 @@ mod upload;
 
 // Decisions that need no driver.
 mod account;
+mod arena_space;
 mod cgroup;
 mod effective;
 mod meminfo;
@@ -28,12 +30,14 @@ mod watchdog;
 
 pub(crate) use alloc::FREE_AFTER;
 pub use alloc::FreeError;
+pub use arena_space::ARENA_GRANULE;
 pub use copy::{CopyOutOfBounds, End};
 pub use copy_2d::{Copy2d, Side};
 pub use free::cuda_free_memory_bytes;
 pub use info::MemoryInfo;
 pub use not_device::{FoundMemory, NotDeviceMemory};
 pub use out_of_memory::{Holder, OutOfMemory, Verdict};
+pub use packed_arena::{ArenaError, PackedArena};
 pub use pinned::{PinnedBuffer, PinnedPtr};
 pub use pinned_book::StalePinned;
 pub use upload::Uploader;

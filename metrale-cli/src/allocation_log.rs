@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! An allocation log as the program is given one: told from a model by its bytes, read row by row, what is odd noted.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use metrale_ledger::placement::PlacementError;
+use metrale_ledger::trace::{Finding, FindingKind, Reader, Row, RowError, TraceError};
+
+use crate::model::{ShownPath, is_model};
+
+/// Findings and passed-over rows that are said line by line; the rest is counted.
+const SAID: usize = 10;
+
+/// Why a log cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The system refuses to read it.
+    #[error("{}: the log cannot be read: {source}", ShownPath(.path))]
+    Unreadable {
+        /// The log.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A row makes no sense.
+    #[error("{}: {source} (--lenient passes over such rows)", ShownPath(.path))]
+    Row {
+        /// The log.
+        path: PathBuf,
+        /// The line and the reason.
+        source: RowError,
+    },
+    /// The log ends in the middle.
+    #[error("{}: {source}", ShownPath(.path))]
+    Broken {
+        /// The log.
+        path: PathBuf,
+        /// Where and why.
+        source: TraceError,
+    },
+    /// A row that no device can follow.
+    #[error("{}: line {line}: {source} (--lenient passes over such rows)", ShownPath(.path))]
+    NoPlace {
+        /// The log.
+        path: PathBuf,
+        /// The row's line.
+        line: u64,
+        /// Why.
+        source: PlacementError,
+    },
+    /// It is a model.
+    #[error("{}: this is a model, not an allocation log: metrale plan and metrale load take it", ShownPath(.0))]
+    IsModel(PathBuf),
+    /// A log beside other files.
+    #[error("{}: an allocation log is given alone", ShownPath(.0))]
+    NotAlone(PathBuf),
+}
+
+/// Whether a path is to be read as a log: a table in text, compressed or not. What cannot be looked at without reading it,
+/// such as a pipe, is one, for a model must be a file.
+pub(crate) fn is_log(path: &Path) -> bool {
+    let Ok(about) = fs::metadata(path) else { return false };
+    if !about.is_file() {
+        return !about.is_dir();
+    }
+    let mut head = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(512).read_to_end(&mut head));
+    if read.is_err() {
+        return false;
+    }
+    if head.is_empty() {
+        let name = path.to_string_lossy().to_ascii_lowercase();
+        return [".csv", ".log", ".csv.gz"].iter().any(|end| name.ends_with(end));
+    }
+    !is_model(&head, path)
+}
+
+/// A log being read.
+pub(crate) struct AllocationLog {
+    path: PathBuf,
+    reader: Reader<'static>,
+    lenient: bool,
+    notes: LogNotes,
+}
+
+/// What was odd about a log and did not end its reading.
+#[derive(Debug, Default)]
+pub(crate) struct LogNotes {
+    findings: BTreeMap<&'static str, u64>,
+    said: Vec<String>,
+    skipped: u64,
+    skipped_said: Vec<String>,
+    aliases: u64,
+    rows: u64,
+}
+
+impl AllocationLog {
+    /// Opens it; nothing is read but its first bytes.
+    pub(crate) fn open(path: &Path, lenient: bool) -> Result<Self, LogError> {
+        if fs::metadata(path).is_ok_and(|about| about.is_file() && about.len() > 0) && !is_log(path) {
+            return Err(LogError::IsModel(path.to_owned()));
+        }
+        let reader = Reader::open(path)
+            .map_err(|source| LogError::Unreadable { path: path.to_owned(), source })?
+            .lenient(lenient);
+        Ok(Self { path: path.to_owned(), reader, lenient, notes: LogNotes::default() })
+    }
+
+    /// The next row that makes sense.
+    pub(crate) fn next_row(&mut self) -> Result<Option<Row>, LogError> {
+        match self.reader.next() {
+            None => Ok(None),
+            Some(Ok(row)) => {
+                self.notes.rows += 1;
+                Ok(Some(row))
+            }
+            Some(Err(TraceError::Row(source))) => Err(LogError::Row { path: self.path.clone(), source }),
+            Some(Err(source)) => Err(LogError::Broken { path: self.path.clone(), source }),
+        }
+    }
+
+    /// Notes what was odd about a row.
+    pub(crate) fn note(&mut self, finding: &Finding) {
+        *self.notes.findings.entry(name(finding.kind)).or_default() += 1;
+        if self.notes.said.len() < SAID {
+            self.notes.said.push(finding.to_string());
+        }
+    }
+
+    /// A row that no device can follow: passed over where that was asked for.
+    pub(crate) fn no_place(&mut self, line: u64, source: PlacementError) -> Result<(), LogError> {
+        if !self.lenient {
+            return Err(LogError::NoPlace { path: self.path.clone(), line, source });
+        }
+        self.notes.skipped += 1;
+        self.notes.skipped_said.push(format!("line {line}: {source}"));
+        self.notes.skipped_said.truncate(SAID);
+        Ok(())
+    }
+
+    /// What was odd, at the end.
+    pub(crate) fn into_notes(self) -> LogNotes {
+        let mut notes = self.notes;
+        let skipped = self.reader.skipped();
+        notes.skipped += skipped.count;
+        notes.skipped_said.extend(skipped.first.iter().map(ToString::to_string));
+        notes.skipped_said.truncate(SAID);
+        notes.aliases = self.reader.alias_count();
+        notes
+    }
+}
+
+impl LogNotes {
+    /// Rows that made no sense and were passed over.
+    pub(crate) fn skipped(&self) -> u64 {
+        self.skipped
+    }
+
+    /// How often what was odd, by name.
+    pub(crate) fn findings(&self) -> &BTreeMap<&'static str, u64> {
+        &self.findings
+    }
+
+    /// All of it in words, a remark each.
+    pub(crate) fn remarks(&self) -> Vec<String> {
+        let mut remarks = Vec::new();
+        if self.rows == 0 && self.skipped == 0 {
+            remarks.push("note: the log has no rows".to_owned());
+        }
+        remarks.extend(self.said.iter().map(|finding| format!("warning: {finding}")));
+        let found: u64 = self.findings.values().sum();
+        if found > self.said.len() as u64 {
+            let kinds: Vec<_> = self.findings.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+            remarks.push(format!("warning: {found} odd rows in all: {}", kinds.join(", ")));
+        }
+        if self.aliases > 0 {
+            remarks.push(format!("note: {} rows say deallocate, taken as free", self.aliases));
+        }
+        remarks.extend(self.skipped_said.iter().map(|row| format!("warning: passed over: {row}")));
+        if self.skipped > self.skipped_said.len() as u64 {
+            remarks.push(format!("warning: {} rows passed over in all", self.skipped));
+        }
+        remarks
+    }
+}
+
+/// What a finding is called where findings are counted.
+fn name(kind: FindingKind) -> &'static str {
+    match kind {
+        FindingKind::AlreadyLive { .. } => "already_live",
+        FindingKind::FreedBefore { .. } => "double_free",
+        FindingKind::Unknown => "unknown_free",
+        FindingKind::SizeDiffers { .. } => "size_differs",
+        FindingKind::OtherStream { .. } => "other_stream",
+        _ => "other",
+    }
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `metrale plan`: what a model or a recorded log will take, by the driver's packing rule, before anything is allocated.
+
+use std::path::Path;
+
+use metrale_ledger::plan::{Plan, Step};
+use metrale_ledger::trace::Follow;
+
+use crate::allocation_log::{AllocationLog, LogError, LogNotes, is_log};
+use crate::args::PlanArgs;
+use crate::commands::load::asked_for;
+use crate::model::{ModelInput, ShownPath, scope_of};
+use crate::per_op::PerOp;
+use crate::render::failure::Failed;
+use crate::render::plan::{Fit, PlanReport};
+use crate::{Console, Exit, answered};
+
+/// Runs the command.
+pub fn run(args: &PlanArgs, console: &mut Console<'_>) -> Exit {
+    match plan(args, console) {
+        Ok(report) => {
+            let exit = report.exit();
+            let printed = console.answer_as(args.json, &report);
+            if exit == Exit::Done { answered(printed, console) } else { exit }
+        }
+        Err(error) => {
+            let asked_for = asked_for(&args.files, args.model.as_deref());
+            Failed::new(asked_for, &error).say(args.json, console)
+        }
+    }
+}
+
+fn plan(args: &PlanArgs, console: &mut Console<'_>) -> anyhow::Result<PlanReport> {
+    let planned = if let Some(log) = args.files.iter().find(|path| is_log(path)) {
+        if args.files.len() > 1 {
+            return Err(LogError::NotAlone(log.clone()).into());
+        }
+        let (planned, notes) = plan_log(log, args)?;
+        for remark in notes.remarks() {
+            console.remark(remark);
+        }
+        planned
+    } else {
+        let input = ModelInput::open(&args.files, args.model.as_deref())?;
+        for remark in input.remarks() {
+            console.remark(remark);
+        }
+        plan_model(&input, args)?
+    };
+    let fit = match (&args.memory, &args.device) {
+        (Some(memory), _) => Some(Fit { into: "the given memory".to_owned(), bytes: memory.0 }),
+        (None, Some(device)) => {
+            let (name, bytes) = device.free()?;
+            Some(Fit { into: format!("what {name} has free"), bytes })
+        }
+        (None, None) => None,
+    };
+    let orders = planned.plan.orders()?;
+    Ok(PlanReport::new(planned.title, &planned.plan.summary(), orders, fit)
+        .listing(args.top)
+        .at_line(planned.peak_line))
+}
+
+/// What was planned, and under which name.
+struct Planned {
+    title: String,
+    plan: Plan,
+    /// The line of the log with the resident peak.
+    peak_line: Option<u64>,
+}
+
+/// Plans a model as it is loaded: every tensor that has bytes, in the input's order, under its scope.
+fn plan_model(input: &ModelInput, args: &PlanArgs) -> anyhow::Result<Planned> {
+    let mut table = table(args)?;
+    let mut plan = Plan::h200();
+    for (tensor, id) in input.tensors().iter().filter(|tensor| tensor.bytes > 0).zip(0..) {
+        let step = plan.alloc(id, tensor.bytes, Some(&scope_of(&tensor.name)))?;
+        write(&mut table, step)?;
+    }
+    finish(table)?;
+    Ok(Planned { title: input.title().to_owned(), plan, peak_line: None })
+}
+
+/// Plans a log, row by row.
+fn plan_log(path: &Path, args: &PlanArgs) -> anyhow::Result<(Planned, LogNotes)> {
+    let mut log = AllocationLog::open(path, args.lenient)?;
+    let mut table = table(args)?;
+    let (mut plan, mut follow) = (Plan::h200(), Follow::new());
+    let (mut peak, mut peak_line) = (0, None);
+    while let Some(row) = log.next_row()? {
+        let step = match follow.row(&row, &mut plan) {
+            Ok(followed) => {
+                if let Some(finding) = &followed.finding {
+                    log.note(finding);
+                }
+                followed.step
+            }
+            Err(error) => {
+                log.no_place(row.line, error)?;
+                continue;
+            }
+        };
+        if step.resident_bytes > peak {
+            (peak, peak_line) = (step.resident_bytes, Some(row.line));
+        }
+        write(&mut table, step)?;
+    }
+    finish(table)?;
+    Ok((Planned { title: ShownPath(path).to_string(), plan, peak_line }, log.into_notes()))
+}
+
+fn table(args: &PlanArgs) -> anyhow::Result<Option<PerOp>> {
+    let create = |path: &_| PerOp::create(path, "op,live_bytes,resident_bytes", &args.files);
+    Ok(args.per_op.as_deref().map(create).transpose()?)
+}
+
+fn write(table: &mut Option<PerOp>, step: Step) -> anyhow::Result<()> {
+    if let Some(table) = table {
+        table.row([step.operation, step.live_bytes, step.resident_bytes])?;
+    }
+    Ok(())
+}
+
+fn finish(table: Option<PerOp>) -> anyhow::Result<()> {
+    Ok(table.map_or(Ok(()), PerOp::finish)?)
+}

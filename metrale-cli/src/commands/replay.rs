@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `metrale replay`: a recorded log's operations through the backend, as fast as it can, and the account of what they took.
+
+use std::time::Instant;
+
+use anyhow::Context;
+use metrale_cuda_backend::{DevicePtr, MetraleCudaBackend, OutOfMemory, ScopeGuard};
+
+use crate::allocation_log::LogNotes;
+use crate::args::ReplayArgs;
+use crate::commands::load::Moment;
+use crate::model::ShownPath;
+use crate::per_op::PerOp;
+use crate::render::failure::Failed;
+use crate::render::load::Shortage;
+use crate::render::replay::ReplayReport;
+use crate::script::{Act, Operation, Script};
+use crate::{Console, Exit, answered};
+
+/// Operations between two looks at the progress bar.
+const BETWEEN_TICKS: usize = 1024;
+
+/// Runs the command.
+pub fn run(args: &ReplayArgs, console: &mut Console<'_>) -> Exit {
+    match replay(args, console) {
+        Ok(report) => {
+            let exit = report.exit();
+            let printed = console.answer_as(args.json, &report);
+            if let Some(shortage) = &report.error {
+                console.remark(&shortage.message);
+            }
+            if exit == Exit::Done { answered(printed, console) } else { exit }
+        }
+        Err(error) => Failed::new(ShownPath(&args.log).to_string(), &error).say(args.json, console),
+    }
+}
+
+/// Reads, replays, measures; then frees and sweeps, whatever happened before.
+fn replay(args: &ReplayArgs, console: &mut Console<'_>) -> anyhow::Result<ReplayReport> {
+    let (script, notes) = Script::read(&args.log, args.lenient)?;
+    for remark in notes.remarks() {
+        console.remark(remark);
+    }
+    let create = |path: &_| {
+        let inputs = std::slice::from_ref(&args.log);
+        PerOp::create(path, "op,live_bytes,resident_bytes,driver_free_bytes", inputs)
+    };
+    let table = args.per_op.as_deref().map(create).transpose()?;
+    let chosen = args.target.driver.clone().open()?;
+    if let Some(remark) = &chosen.remark {
+        console.remark(remark);
+    }
+    let backend = MetraleCudaBackend::builder().driver(chosen.driver).ordinal(args.target.device).build()?;
+    let mut held = vec![DevicePtr::NULL; script.places];
+    let measured = measure(args, &script, &notes, &backend, &mut held, table, console);
+    let swept = give_back(&backend, &held);
+    // The first error is the one that counts; what follows from it may fail too.
+    let report = measured?;
+    Ok(report.swept(swept?))
+}
+
+/// What is done while memory is held.
+fn measure(
+    args: &ReplayArgs,
+    script: &Script,
+    notes: &LogNotes,
+    backend: &MetraleCudaBackend,
+    held: &mut [DevicePtr],
+    table: Option<PerOp>,
+    console: &Console<'_>,
+) -> anyhow::Result<ReplayReport> {
+    let baseline_free_bytes = backend.memory_info()?.free_bytes;
+    let mut run = Run { backend, held, scope: None, table, baseline_free_bytes, done: Done::default() };
+
+    let start = Instant::now();
+    let shortage = match run.all(script, console) {
+        Ok(()) => None,
+        Err(error) => match error.downcast_ref::<OutOfMemory>() {
+            Some(shortage) => Some(Shortage::new(shortage, format!("{error:#}"))),
+            None => return Err(error),
+        },
+    };
+    let seconds = start.elapsed().as_secs_f64();
+
+    let Run { table, scope, done, .. } = run;
+    drop(scope);
+    let has_table = table.is_some();
+    table.map_or(Ok(()), PerOp::finish)?;
+    let end = Moment::of(backend, baseline_free_bytes)?;
+    let peak = backend.ledger_probe().peak_snapshot();
+    let report =
+        ReplayReport::new(ShownPath(&args.log).to_string(), backend, &peak, &end, args.top, args.min_mb);
+    let unexplained_rows = has_table.then_some(done.unexplained_rows);
+    Ok(report.did(&done, seconds, unexplained_rows).of_log(&script.totals, notes).ended(shortage))
+}
+
+/// What was done so far.
+#[derive(Debug, Default)]
+pub(crate) struct Done {
+    pub(crate) operations: u64,
+    pub(crate) allocations: u64,
+    pub(crate) frees: u64,
+    /// The operation that made the peak, and its line.
+    pub(crate) peak: Option<(u64, u64)>,
+    peak_bytes: usize,
+    /// The line of the last one.
+    pub(crate) last_line: Option<u64>,
+    /// Rows after which the driver's figure was another than the ledger's; counted only where it was asked.
+    pub(crate) unexplained_rows: u64,
+}
+
+/// A replay under way.
+struct Run<'a> {
+    backend: &'a MetraleCudaBackend,
+    /// What is live, by place.
+    held: &'a mut [DevicePtr],
+    /// The scope of the last label: neighbouring rows are often of one.
+    scope: Option<(usize, ScopeGuard)>,
+    table: Option<PerOp>,
+    baseline_free_bytes: u64,
+    done: Done,
+}
+
+impl Run<'_> {
+    /// Does the operations in order, up to the first that fails.
+    fn all(&mut self, script: &Script, console: &Console<'_>) -> anyhow::Result<()> {
+        let bar = console.step_bar(script.operations.len() as u64);
+        for batch in script.operations.chunks(BETWEEN_TICKS) {
+            for operation in batch {
+                self.one(operation, &script.labels)?;
+            }
+            bar.inc(batch.len() as u64);
+        }
+        bar.finish_and_clear();
+        Ok(())
+    }
+
+    fn one(&mut self, operation: &Operation, labels: &[String]) -> anyhow::Result<()> {
+        let line = operation.line;
+        match operation.act {
+            Act::Nothing => {}
+            Act::Free { place } => self.free(place, line)?,
+            Act::Allocate { place, bytes, label } => self.allocate(place, bytes, label, line, labels)?,
+            Act::Displace { place, bytes, label } => {
+                self.free(place, line)?;
+                self.allocate(place, bytes, label, line, labels)?;
+            }
+        }
+        let number = self.done.operations;
+        self.done.operations += 1;
+        self.done.last_line = Some(line);
+        let live_bytes = self.backend.live_bytes();
+        if live_bytes > self.done.peak_bytes {
+            self.done.peak_bytes = live_bytes;
+            self.done.peak = Some((number, line));
+        }
+        if let Some(table) = &mut self.table {
+            let (resident_bytes, free) =
+                (self.backend.resident_bytes() as u64, self.backend.memory_info()?.free_bytes);
+            table.row([number, live_bytes as u64, resident_bytes, free])?;
+            let is_explained = self.baseline_free_bytes.checked_sub(free) == Some(resident_bytes);
+            self.done.unexplained_rows += u64::from(!is_explained);
+        }
+        Ok(())
+    }
+
+    fn allocate(
+        &mut self,
+        place: usize,
+        bytes: u64,
+        label: Option<usize>,
+        line: u64,
+        labels: &[String],
+    ) -> anyhow::Result<()> {
+        if label != self.scope.as_ref().map(|(label, _)| *label) {
+            // Closed before the next is opened, which would nest in it.
+            self.scope = None;
+            self.scope = label.map(|label| (label, self.backend.scope(&labels[label])));
+        }
+        if bytes > 0 {
+            let about = || format!("line {line}: allocating {bytes} bytes");
+            let bytes = usize::try_from(bytes).with_context(about)?;
+            self.held[place] = self.backend.alloc(bytes).with_context(about)?;
+        }
+        self.done.allocations += 1;
+        Ok(())
+    }
+
+    fn free(&mut self, place: usize, line: u64) -> anyhow::Result<()> {
+        // Taken out first, so that nothing is freed twice where the driver refuses.
+        let at = std::mem::take(&mut self.held[place]);
+        self.backend.free(at).with_context(|| format!("line {line}: freeing"))?;
+        self.done.frees += 1;
+        Ok(())
+    }
+}
+
+/// Frees what the log left; the sweep after it finds nothing, or an owner was lost. Returns what it found.
+fn give_back(backend: &MetraleCudaBackend, held: &[DevicePtr]) -> anyhow::Result<usize> {
+    for &at in held {
+        backend.free(at)?;
+    }
+    backend.sweep_unreleased()
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a command answers where it came to no account at all.
+
+use std::fmt;
+
+use metrale_cuda_backend::{HostError, Remedy, remedy};
+use metrale_driver_sys::CUDA_ERROR_OUT_OF_MEMORY;
+use serde::Serialize;
+
+use crate::model::InputError;
+use crate::{Console, Exit, LogError, PerOpError};
+
+/// The `kind` of an error that another input would mend.
+const BAD_INPUT: &str = "bad_input";
+/// The `kind` of an error that memory would mend.
+pub(crate) const OUT_OF_MEMORY: &str = "out_of_memory";
+
+/// What a command answers where it came to no account at all.
+#[derive(Debug, Serialize)]
+pub struct Failed {
+    /// The model: a path, a number of files, or the catalogue's name; for a log, its path.
+    pub model: String,
+    /// What happened.
+    pub error: Failure,
+}
+
+/// Why there is no account.
+#[derive(Debug, Serialize)]
+pub struct Failure {
+    /// `bad_input`; `out_of_memory` where the context or the pinned buffers found no room; else `failed`.
+    pub kind: &'static str,
+    /// The whole answer, for people.
+    pub message: String,
+}
+
+impl Failed {
+    pub(crate) fn new(model: impl Into<String>, error: &anyhow::Error) -> Self {
+        // A context that does not fit is memory too, though the host says it with the driver's status alone.
+        let no_room_for_a_context = error
+            .downcast_ref::<HostError>()
+            .and_then(HostError::driver_error)
+            .is_some_and(|error| error.status == CUDA_ERROR_OUT_OF_MEMORY);
+        let out_of_memory = no_room_for_a_context || remedy(error) == Some(Remedy::FreeAndRetry);
+        let bad_input = error.is::<InputError>()
+            || error.is::<LogError>()
+            || matches!(error.downcast_ref(), Some(PerOpError::IsInput(_)));
+        let kind = if bad_input {
+            BAD_INPUT
+        } else if out_of_memory {
+            OUT_OF_MEMORY
+        } else {
+            "failed"
+        };
+        Self { model: model.into(), error: Failure { kind, message: format!("{error:#}") } }
+    }
+
+    /// Says it, on both outputs where the answer is to be JSON.
+    pub(crate) fn say(&self, json: bool, console: &mut Console<'_>) -> Exit {
+        console.remark(self);
+        if json {
+            // The error is said already; a closed output changes nothing.
+            let _ = console.answer_as(true, self);
+        }
+        self.exit()
+    }
+
+    /// How the program ends with this answer.
+    pub fn exit(&self) -> Exit {
+        match self.error.kind {
+            BAD_INPUT => Exit::BadInput,
+            OUT_OF_MEMORY => Exit::OutOfMemory,
+            _ => Exit::Failed,
+        }
+    }
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.error.message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use metrale_driver_sys::{CUresult, DriverError, DriverFn};
+
+    use super::*;
+
+    fn failure(status: CUresult) -> Failed {
+        let error = DriverError { function: DriverFn::cuDevicePrimaryCtxRetain, status };
+        Failed::new("gpt2", &HostError::Context { ordinal: 0, error }.into())
+    }
+
+    #[test]
+    fn a_device_too_full_for_a_context_is_out_of_memory_and_any_other_failure_is_not() {
+        assert_eq!(failure(CUDA_ERROR_OUT_OF_MEMORY).exit(), Exit::OutOfMemory);
+        for status in [1, 46, 100, 700, 999] {
+            assert_eq!(failure(status).exit(), Exit::Failed, "{status}");
+        }
+    }
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What `metrale plan` answers.
+
+use std::fmt;
+
+use metrale_ledger::ByteSize;
+use metrale_ledger::plan::{Holder, Orders, Summary};
+use serde::Serialize;
+
+use crate::Exit;
+use crate::render::load::{Count, Line};
+
+/// The memory that a plan is held against.
+#[derive(Debug)]
+pub struct Fit {
+    /// In words, behind "fits into".
+    pub into: String,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+/// What will be taken. All `_bytes` are bytes.
+#[derive(Debug, Serialize)]
+pub struct PlanReport {
+    /// Allocations there will be.
+    pub allocations: u64,
+    /// Bytes of all of them, as asked for.
+    pub requested_bytes: u64,
+    /// The highest sum of live bytes.
+    pub peak_live_bytes: u64,
+    /// The most that the device will keep for them: 2 MiB for each page they touch.
+    pub peak_resident_bytes: u64,
+    /// Bytes live at the end.
+    pub end_live_bytes: u64,
+    /// What the device keeps at the end.
+    pub end_resident_bytes: u64,
+    /// What one arena would take that holds all of it.
+    pub arena_resident_bytes: u64,
+    /// Whether the peak fits; `null` where there was nothing to hold it against.
+    pub fits: Option<bool>,
+    #[serde(skip)]
+    text: Text,
+}
+
+/// What only the text tells.
+#[derive(Debug)]
+struct Text {
+    title: String,
+    operations: u64,
+    frees: u64,
+    live_operation: Option<u64>,
+    resident_operation: Option<u64>,
+    resident_line: Option<u64>,
+    rounding_bytes: u64,
+    hole_bytes: u64,
+    holders: Vec<Holder>,
+    top: usize,
+    orders: Orders,
+    fit: Option<Fit>,
+}
+
+impl PlanReport {
+    pub(crate) fn new(title: String, summary: &Summary, orders: Orders, fit: Option<Fit>) -> Self {
+        let peak = &summary.peak_resident;
+        Self {
+            allocations: summary.allocations,
+            requested_bytes: summary.requested_bytes,
+            peak_live_bytes: summary.peak_live.bytes,
+            peak_resident_bytes: peak.bytes,
+            end_live_bytes: summary.end_live_bytes,
+            end_resident_bytes: summary.end_resident_bytes,
+            arena_resident_bytes: summary.arena_resident_bytes,
+            fits: fit.as_ref().map(|fit| summary.fits(fit.bytes)),
+            text: Text {
+                title,
+                operations: summary.operations,
+                frees: summary.frees,
+                live_operation: summary.peak_live.operation,
+                resident_operation: peak.operation,
+                resident_line: None,
+                rounding_bytes: peak.classes.iter().map(|class| class.rounding_bytes).sum(),
+                hole_bytes: peak.hole_bytes,
+                holders: peak.holders.clone(),
+                top: usize::MAX,
+                orders,
+                fit,
+            },
+        }
+    }
+
+    pub(crate) fn listing(mut self, top: usize) -> Self {
+        self.text.top = top;
+        self
+    }
+
+    pub(crate) fn at_line(mut self, line: Option<u64>) -> Self {
+        self.text.resident_line = line;
+        self
+    }
+
+    /// How the program ends with this answer.
+    pub fn exit(&self) -> Exit {
+        if self.fits == Some(false) { Exit::OutOfMemory } else { Exit::Done }
+    }
+
+    /// The savings in words.
+    fn savings(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let comes_and_goes = self.text.frees > 0;
+        match self.peak_resident_bytes.saturating_sub(self.arena_resident_bytes) {
+            0 => writeln!(f, "one arena for all of it would save nothing")?,
+            saved if comes_and_goes => writeln!(
+                f,
+                "one arena for all of it would save up to {}, if what is freed in it is used again without gaps",
+                ByteSize(saved)
+            )?,
+            saved => writeln!(f, "one arena for all of it would save {} of the peak", ByteSize(saved))?,
+        }
+        match self.text.orders.best() {
+            Some((order, saved)) => writeln!(
+                f,
+                "{} allocated {} would save {} of the peak",
+                if comes_and_goes { "what is live at the peak," } else { "all of it" },
+                order.name(),
+                ByteSize(saved)
+            ),
+            None => writeln!(f, "no other order of allocation would save anything"),
+        }
+    }
+}
+
+impl fmt::Display for PlanReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = &self.text;
+        writeln!(
+            f,
+            "{}: {} of {} in all, {} in {}",
+            text.title,
+            Count(self.allocations, "allocation"),
+            ByteSize(self.requested_bytes),
+            Count(text.frees, "free"),
+            Count(text.operations, "operation")
+        )?;
+        let at = |operation: Option<u64>, line: Option<u64>| match (operation, line) {
+            (Some(operation), Some(line)) => format!(", at operation {operation} (line {line})"),
+            (Some(operation), None) => format!(", at operation {operation}"),
+            (None, _) => String::new(),
+        };
+        let rows = [
+            ("peak live", self.peak_live_bytes, at(text.live_operation, None)),
+            ("peak resident", self.peak_resident_bytes, at(text.resident_operation, text.resident_line)),
+            ("  rounded up", text.rounding_bytes, String::new()),
+            ("  holes in chunks", text.hole_bytes, String::new()),
+            ("end live", self.end_live_bytes, String::new()),
+            ("end resident", self.end_resident_bytes, String::new()),
+            ("in one arena", self.arena_resident_bytes, String::new()),
+        ];
+        for (name, bytes, note) in rows {
+            writeln!(f, "{}{note}", Line(name, i64::try_from(bytes).unwrap_or(i64::MAX)))?;
+        }
+        if text.holders.iter().any(|holder| holder.label.is_some()) {
+            writeln!(f, "\nheld at the resident peak by")?;
+            for holder in text.holders.iter().take(text.top) {
+                let label = holder.label.as_deref().unwrap_or("(no label)");
+                writeln!(f, "{:>14}  x{:<7} {label}", ByteSize(holder.bytes).to_string(), holder.count)?;
+            }
+            if text.holders.len() > text.top {
+                let rest = &text.holders[text.top..];
+                let bytes = rest.iter().fold(0_u64, |sum, holder| sum.saturating_add(holder.bytes));
+                let count: u64 = rest.iter().map(|holder| holder.count).sum();
+                let size = ByteSize(bytes).to_string();
+                writeln!(f, "{size:>14}  x{count:<7} in {} more", rest.len())?;
+            }
+        }
+        writeln!(f)?;
+        self.savings(f)?;
+        match &text.fit {
+            None => write!(f, "--memory or --device says whether it fits"),
+            Some(Fit { into, bytes }) => {
+                let (verdict, left) = match bytes.checked_sub(self.peak_resident_bytes) {
+                    Some(left) => ("fits into", format!("with {} to spare", ByteSize(left))),
+                    None => {
+                        let missing = self.peak_resident_bytes - bytes;
+                        ("does not fit into", format!("by {}", ByteSize(missing)))
+                    }
+                };
+                write!(f, "it {verdict} {into} ({}), {left}", ByteSize(*bytes))
+            }
+        }
+    }
+}

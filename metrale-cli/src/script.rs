@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A log made ready to be done again: read whole, what is odd taken out, pointers turned into places.
+//!
+//! Reading it all first means that a log that cannot be used is refused before anything is done, and that doing it is not held
+//! up by reading.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use metrale_ledger::plan::Plan;
+use metrale_ledger::trace::{Action, FindingKind, Follow, LogTotals, Row};
+
+use crate::allocation_log::{AllocationLog, LogError, LogNotes};
+
+/// What one row of the log asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Operation {
+    /// The row's line.
+    pub(crate) line: u64,
+    pub(crate) act: Act,
+}
+
+/// What to do. Allocations are named by places, which are used again once they are free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Act {
+    /// Allocate; none of 0 bytes, which drivers do not have.
+    Allocate { place: usize, bytes: u64, label: Option<usize> },
+    /// Free what is there, whose free the log lacks, and allocate.
+    Displace { place: usize, bytes: u64, label: Option<usize> },
+    /// Free.
+    Free { place: usize },
+    /// A failed allocation, a free of null or of what is not live.
+    Nothing,
+}
+
+/// A log's operations.
+#[derive(Debug, Default)]
+pub(crate) struct Script {
+    pub(crate) operations: Vec<Operation>,
+    /// How many places there are.
+    pub(crate) places: usize,
+    /// Source lines that the log names.
+    pub(crate) labels: Vec<String>,
+    /// Sums over the log.
+    pub(crate) totals: LogTotals,
+}
+
+impl Script {
+    /// Reads a log; and what was odd about it.
+    pub(crate) fn read(path: &Path, lenient: bool) -> Result<(Self, LogNotes), LogError> {
+        let mut log = AllocationLog::open(path, lenient)?;
+        let (mut plan, mut follow) = (Plan::h200(), Follow::new());
+        let mut script = Self::default();
+        let mut places = Places::default();
+        while let Some(row) = log.next_row()? {
+            let finding = match follow.row(&row, &mut plan) {
+                Ok(followed) => followed.finding,
+                Err(error) => {
+                    log.no_place(row.line, error)?;
+                    continue;
+                }
+            };
+            if let Some(finding) = &finding {
+                log.note(finding);
+            }
+            let act = places.act(&row, finding.map(|finding| finding.kind));
+            script.operations.push(Operation { line: row.line, act });
+        }
+        script.places = places.count;
+        script.labels = places.labels;
+        script.totals = follow.totals();
+        Ok((script, log.into_notes()))
+    }
+}
+
+/// Which place a pointer has.
+#[derive(Default)]
+struct Places {
+    of: HashMap<u64, usize>,
+    free: Vec<usize>,
+    count: usize,
+    label_of: HashMap<Box<str>, usize>,
+    labels: Vec<String>,
+}
+
+impl Places {
+    fn act(&mut self, row: &Row, odd: Option<FindingKind>) -> Act {
+        match row.action {
+            Action::AllocateFailure => Act::Nothing,
+            Action::Allocate if row.pointer == 0 && row.bytes == 0 => Act::Nothing,
+            Action::Allocate => {
+                let (bytes, label) = (row.bytes, row.location.as_deref().map(|label| self.label(label)));
+                if let (Some(FindingKind::AlreadyLive { .. }), Some(&place)) =
+                    (odd, self.of.get(&row.pointer))
+                {
+                    return Act::Displace { place, bytes, label };
+                }
+                let place = self.free.pop().unwrap_or_else(|| {
+                    self.count += 1;
+                    self.count - 1
+                });
+                self.of.insert(row.pointer, place);
+                Act::Allocate { place, bytes, label }
+            }
+            // Null is never freed, as in a driver.
+            Action::Free if row.pointer == 0 => Act::Nothing,
+            Action::Free => match self.of.remove(&row.pointer) {
+                Some(place) => {
+                    self.free.push(place);
+                    Act::Free { place }
+                }
+                None => Act::Nothing,
+            },
+        }
+    }
+
+    fn label(&mut self, name: &str) -> usize {
+        if let Some(&label) = self.label_of.get(name) {
+            return label;
+        }
+        self.labels.push(name.to_owned());
+        self.label_of.insert(name.into(), self.labels.len() - 1);
+        self.labels.len() - 1
+    }
+}

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! [`PackedArena`]: named parts of one allocation, packed as close as the driver's granularity lets them, with no driver call
+//! each.
+//!
+//! Allocations of their own take whole 2 MiB pages each, or share chunks with holes between them; the parts of an arena share
+//! all of its pages. The ledger shows them as a tree under the arena.
+
+use core::fmt;
+use std::panic::Location;
+
+use anyhow::Result;
+use metrale_ledger::{AllocKind, ByteSize, LiveAllocation, SubRangeError};
+use parking_lot::Mutex;
+
+use crate::backend::MetraleCudaBackend;
+use crate::error::BadArgument;
+use crate::gpu::DevicePtr;
+use crate::memory::arena_space::{ARENA_GRANULE, ArenaSpace};
+
+/// Why an arena does not do what was asked. Nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ArenaError {
+    /// No free stretch is long enough.
+    #[error(
+        "no room for {name} ({}, aligned to {align}) in the arena of {} from {arena_site}: it holds {parts} parts, {} are \
+         free, {} the longest stretch; make the arena larger, or give parts back",
+        ByteSize(*bytes), ByteSize(*arena_bytes), ByteSize(*free_bytes), ByteSize(*largest_hole_bytes)
+    )]
+    NoRoom {
+        /// The name that was to be.
+        name: String,
+        /// Bytes asked for.
+        bytes: u64,
+        /// Alignment asked for.
+        align: u64,
+        /// The arena's bytes.
+        arena_bytes: u64,
+        /// The line that made the arena.
+        arena_site: &'static Location<'static>,
+        /// Parts in it.
+        parts: usize,
+        /// Bytes that are free in all.
+        free_bytes: u64,
+        /// Bytes of the longest free stretch.
+        largest_hole_bytes: u64,
+    },
+    /// What was given back is no part of this arena, or no longer; the line of the first time is told where it is known.
+    #[error("give called at {site}: {cause}")]
+    NotAPart {
+        /// The line that called.
+        site: &'static Location<'static>,
+        /// What is wrong.
+        cause: SubRangeError,
+    },
+    /// The ledger does not take the part: the arena was freed behind its owner's back.
+    #[error("{name} cannot be put into its arena: {cause}")]
+    Refused {
+        /// The name that was to be.
+        name: String,
+        /// What is wrong.
+        cause: SubRangeError,
+    },
+}
+
+/// One allocation that gives out named parts of itself. Made by [`MetraleCudaBackend::packed_arena`].
+///
+/// [`take`](Self::take) and [`give`](Self::give) ask no driver and may be called from any thread. Dropped or
+/// [freed](Self::free), the arena goes back whole, and all parts with it: nothing may use them any more.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use metrale_cuda_backend::{MetraleCudaBackend, PackedArena};
+/// # use metrale_driver_sim::{Profile, SimDriver};
+/// # let backend = MetraleCudaBackend::builder().driver(Arc::new(SimDriver::new(Profile::h200()))).build()?;
+/// let sizes = [3 << 20, 4096, 100, 3 << 20];
+/// let bytes = PackedArena::bytes_for(sizes).expect("below 2^64");
+/// let arena = backend.packed_arena(bytes)?;
+/// let weight = arena.take("layers.0.weight", 3 << 20)?;
+/// let bias = arena.take("layers.0.bias", 4096)?;
+/// assert_eq!(bias, weight.offset(3 << 20));
+/// backend.copy_h2d(&[7; 4096], bias)?;
+/// # if cfg!(feature = "ledger") {
+/// // A part's end is as good as an allocation's.
+/// assert!(backend.copy_h2d(&[7; 4097], bias).is_err());
+/// assert!(backend.alloc_report(10, 0).contains("layers.0.bias"));
+/// # }
+/// arena.give(bias)?;
+/// arena.free()?;
+/// # Ok::<(), anyhow::Error>(())
+/// ```
+pub struct PackedArena<'a> {
+    backend: &'a MetraleCudaBackend,
+    base: DevicePtr,
+    bytes: usize,
+    site: &'static Location<'static>,
+    space: Mutex<ArenaSpace>,
+    is_freed: bool,
+}
+
+impl MetraleCudaBackend {
+    /// Allocates an arena of `bytes` bytes to take named parts from. Blocks and fails as
+    /// [`GpuBackend::alloc_arena`](crate::GpuBackend::alloc_arena).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn packed_arena(&self, bytes: usize) -> Result<PackedArena<'_>> {
+        let site = Location::caller();
+        let base = self.take(bytes, AllocKind::Arena, site)?;
+        let space = Mutex::new(ArenaSpace::new(base.0, bytes as u64));
+        Ok(PackedArena { backend: self, base, bytes, site, space, is_freed: false })
+    }
+
+    /// Whether a copy or fill that begins in a part of an arena leaves it: the part, as an allocation.
+    ///
+    /// What spans whole parts, from the first byte of one to the last of another or of the arena, is meant to.
+    pub(crate) fn leaves_part(
+        &self,
+        addr: u64,
+        bytes: u64,
+        arena: &LiveAllocation,
+    ) -> Option<LiveAllocation> {
+        if arena.record.kind != AllocKind::Arena {
+            return None;
+        }
+        let ledger = self.book().ledger();
+        let part = ledger.sub_range_at(addr)?;
+        let end_of = |addr: u64, bytes: usize| addr.saturating_add(bytes as u64);
+        let end = addr.saturating_add(bytes);
+        if end <= end_of(part.addr, part.bytes) {
+            return None;
+        }
+        let ends_a_part = || {
+            let last = ledger.sub_range_at(end - 1);
+            last.is_some_and(|last| end_of(last.addr, last.bytes) == end)
+        };
+        let is_whole = addr == part.addr && (end == end_of(arena.addr, arena.record.bytes) || ends_a_part());
+        (!is_whole).then(|| part.as_allocation())
+    }
+}
+
+impl PackedArena<'_> {
+    /// Bytes of an arena that holds parts of these sizes, taken in any order without an alignment of their own; `None` where 64 bits
+    /// do not count them. As `metrale_ledger::plan` counts it, before whole pages.
+    #[must_use]
+    pub fn bytes_for(sizes: impl IntoIterator<Item = usize>) -> Option<usize> {
+        let sum = sizes.into_iter().try_fold(0_u64, |sum, bytes| {
+            sum.checked_add((bytes as u64).checked_next_multiple_of(ARENA_GRANULE)?)
+        });
+        usize::try_from(sum?).ok()
+    }
+
+    /// Takes `bytes` bytes under a name, aligned to 512. Asks no driver; allowed during a capture. The memory is not cleared.
+    ///
+    /// # Errors
+    /// [`ArenaError::NoRoom`]; [`BadArgument`](crate::BadArgument) for 0 bytes; [`ArenaError::Refused`] where the arena was
+    /// freed by its address.
+    #[track_caller]
+    pub fn take(&self, name: &str, bytes: usize) -> Result<DevicePtr> {
+        self.take_at(name, bytes, 1, Location::caller())
+    }
+
+    /// [`take`](Self::take) with an alignment, a power of two.
+    ///
+    /// # Errors
+    /// As there; [`BadArgument`](crate::BadArgument) for another alignment.
+    #[track_caller]
+    pub fn take_aligned(&self, name: &str, bytes: usize, align: usize) -> Result<DevicePtr> {
+        self.take_at(name, bytes, align, Location::caller())
+    }
+
+    fn take_at(
+        &self,
+        name: &str,
+        bytes: usize,
+        align: usize,
+        site: &'static Location<'static>,
+    ) -> Result<DevicePtr> {
+        if bytes == 0 {
+            return Err(BadArgument::new(format!(
+                "{name} of 0 bytes at {site}: skip it, and use null for an empty tensor"
+            ))
+            .into());
+        }
+        if !align.is_power_of_two() {
+            return Err(BadArgument::new(format!(
+                "{name} aligned to {align} at {site}: give a power of two"
+            ))
+            .into());
+        }
+        let mut space = self.space.lock();
+        let Some(offset) = space.take(bytes as u64, align as u64) else {
+            return Err(ArenaError::NoRoom {
+                name: name.to_owned(),
+                bytes: bytes as u64,
+                align: align as u64,
+                arena_bytes: self.bytes as u64,
+                arena_site: self.site,
+                parts: space.parts(),
+                free_bytes: space.free_bytes(),
+                largest_hole_bytes: space.largest_hole_bytes(),
+            }
+            .into());
+        };
+        // Under the lock, so that another thread's part at this place ends before this one begins.
+        if let Err(cause) = self.backend.book().begin_part(self.base.0, offset, bytes, name, site) {
+            space.give(offset);
+            return Err(ArenaError::Refused { name: name.to_owned(), cause }.into());
+        }
+        Ok(self.base.offset(offset))
+    }
+
+    /// Gives a part back, by its first byte, for others to be put there. Asks no driver and waits for nothing: work that still
+    /// uses the part must be ordered before whatever uses its place next. Null is nothing.
+    ///
+    /// # Errors
+    /// [`ArenaError::NotAPart`]: given back before (with both lines), inside a part, or another's.
+    #[track_caller]
+    pub fn give(&self, part: DevicePtr) -> Result<()> {
+        if part.is_null() {
+            return Ok(());
+        }
+        let site = Location::caller();
+        let mut space = self.space.lock();
+        let offset = part.0.checked_sub(self.base.0).filter(|&offset| offset < self.bytes as u64);
+        let cause = match offset {
+            Some(offset) => match self.backend.book().end_part(part.0) {
+                Ok(()) if space.give(offset) => return Ok(()),
+                Ok(()) => SubRangeError::Unknown { addr: part.0 },
+                Err(cause) => cause,
+            },
+            None => SubRangeError::Unknown { addr: part.0 },
+        };
+        Err(ArenaError::NotAPart { site, cause }.into())
+    }
+
+    /// The arena's first byte.
+    #[must_use]
+    pub const fn base(&self) -> DevicePtr {
+        self.base
+    }
+
+    /// Its bytes as asked for.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Parts in it.
+    #[must_use]
+    pub fn parts(&self) -> usize {
+        self.space.lock().parts()
+    }
+
+    /// Bytes in no part; what is left of the last 512 counts to nobody.
+    #[must_use]
+    pub fn free_bytes(&self) -> u64 {
+        self.space.lock().free_bytes()
+    }
+
+    /// Frees the arena, and all parts with it. As [`GpuBackend::free_arena`](crate::GpuBackend::free_arena).
+    ///
+    /// # Errors
+    /// As there; the arena then stays on the ledger, with its parts, and the backend's drop tries again.
+    #[track_caller]
+    pub fn free(mut self) -> Result<()> {
+        self.is_freed = true;
+        self.backend.free_arena(self.base)
+    }
+}
+
+impl Drop for PackedArena<'_> {
+    fn drop(&mut self) {
+        if self.is_freed {
+            return;
+        }
+        if let Err(error) = self.backend.free_arena(self.base) {
+            tracing::error!("the arena from {} could not be freed when it was dropped: {error:#}", self.site);
+        }
+    }
+}
+
+impl fmt::Debug for PackedArena<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PackedArena")
+            .field("base", &self.base)
+            .field("bytes", &self.bytes)
+            .field("site", &self.site)
+            .field("parts", &self.parts())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Named parts of arenas. They stand under their arena, whose bytes count already: no total has them, no sweep frees them.
+//!
+//! A part is bookkeeping of our own making, not a driver's word, so what is wrong with one is refused and changes nothing. A
+//! part ends by [`end_sub_range`](crate::Ledger::end_sub_range), or with its arena; an arena that comes back, since the driver
+//! refused to free it, comes back with its parts.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+
+use crate::{AllocKind, AllocRecord, ByteSize, LiveAllocation};
+
+/// Ended parts that are remembered, to tell a second end from an unknown address.
+const REMEMBERED: usize = 256;
+/// Arenas taken off whose parts are kept until others are, should the driver refuse to free them.
+const CLOSED: usize = 4;
+
+/// A named part of an arena.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SubRange {
+    /// Its first byte.
+    pub addr: u64,
+    /// Its bytes as asked for.
+    pub bytes: usize,
+    /// Its name.
+    pub name: Arc<str>,
+    /// The source line that took it.
+    pub site: &'static Location<'static>,
+    /// The scopes open on the thread that took it.
+    pub scope: Option<Arc<str>>,
+}
+
+impl SubRange {
+    fn end(&self) -> u64 {
+        self.addr.saturating_add(self.bytes as u64)
+    }
+
+    /// As an allocation of arena memory whose tag is the part's name, for texts that speak of allocations.
+    pub fn as_allocation(&self) -> LiveAllocation {
+        let record = AllocRecord {
+            bytes: self.bytes,
+            site: self.site,
+            kind: AllocKind::Arena,
+            scope: self.scope.clone(),
+            tag: Some(Arc::clone(&self.name)),
+            index: 0,
+            free_refused: false,
+        };
+        LiveAllocation { addr: self.addr, record }
+    }
+}
+
+impl fmt::Display for SubRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { addr, bytes, name, site, scope } = self;
+        write!(f, "{name} ({addr:#x}, {} from {site}", ByteSize::of(*bytes))?;
+        if let Some(scope) = scope {
+            write!(f, ", scope {scope}")?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// Why a part cannot begin or end. Nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SubRangeError {
+    /// No live arena has that base.
+    NoArena {
+        /// The address given.
+        addr: u64,
+    },
+    /// It has no bytes.
+    Empty {
+        /// Its name.
+        name: String,
+    },
+    /// It would pass the end of its arena.
+    PastEnd {
+        /// Its name.
+        name: String,
+        /// By how many bytes.
+        excess_bytes: u64,
+        /// The arena.
+        arena: Box<LiveAllocation>,
+    },
+    /// It shares bytes with another part.
+    Overlap {
+        /// Its name.
+        name: String,
+        /// The other.
+        with: Box<SubRange>,
+    },
+    /// It was given back before.
+    EndedBefore {
+        /// What it was.
+        was: Box<SubRange>,
+        /// The source line that gave it back.
+        ended_at: &'static Location<'static>,
+    },
+    /// It lies inside a part.
+    Interior {
+        /// The address given.
+        addr: u64,
+        /// The part.
+        owner: Box<SubRange>,
+    },
+    /// No part begins there, and none that is remembered did.
+    Unknown {
+        /// The address given.
+        addr: u64,
+    },
+}
+
+impl fmt::Display for SubRangeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoArena { addr } => {
+                write!(f, "{addr:#x} is no base of a live arena: it was freed, or never was one")
+            }
+            Self::Empty { name } => write!(f, "the part {name} has no bytes; use null for what is empty"),
+            Self::PastEnd { name, excess_bytes, arena } => {
+                write!(
+                    f,
+                    "the part {name} would pass the end of its arena {arena} by {}",
+                    ByteSize(*excess_bytes)
+                )
+            }
+            Self::Overlap { name, with } => write!(f, "the part {name} would share bytes with {with}"),
+            Self::EndedBefore { was, ended_at } => {
+                write!(f, "{was} is not live: given back before at {ended_at}")
+            }
+            Self::Interior { addr, owner } => write!(
+                f,
+                "{addr:#x} is {} bytes inside {owner}; give its first byte {:#x} back instead",
+                addr.wrapping_sub(owner.addr),
+                owner.addr
+            ),
+            Self::Unknown { addr } => write!(f, "{addr:#x} is no part of a live arena"),
+        }
+    }
+}
+
+impl std::error::Error for SubRangeError {}
+
+/// The parts of one arena by their first byte. Shared with snapshots under way, so that these hold nobody up.
+pub(crate) type Parts = Arc<BTreeMap<u64, SubRange>>;
+
+struct Ended {
+    was: SubRange,
+    at: &'static Location<'static>,
+}
+
+/// The live arenas and their parts.
+#[derive(Default)]
+pub(crate) struct Arenas {
+    open: BTreeMap<u64, Parts>,
+    ended: VecDeque<Ended>,
+    /// The creation index of an arena, and the parts it had when it was taken off.
+    closed: VecDeque<(u64, Parts)>,
+}
+
+impl Arenas {
+    /// An arena came, or came back.
+    pub(crate) fn open(&mut self, base: u64, index: u64) {
+        let at = self.closed.iter().position(|(closed, _)| *closed == index);
+        let parts = at.and_then(|at| self.closed.remove(at)).map(|(_, parts)| parts);
+        self.open.insert(base, parts.unwrap_or_default());
+    }
+
+    /// An arena went, and its parts with it.
+    pub(crate) fn close(&mut self, base: u64, index: u64) {
+        let Some(parts) = self.open.remove(&base).filter(|parts| !parts.is_empty()) else { return };
+        if self.closed.len() == CLOSED {
+            self.closed.pop_front();
+        }
+        self.closed.push_back((index, parts));
+    }
+
+    /// Every arena's base and parts.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &Parts)> {
+        self.open.iter().map(|(&base, parts)| (base, parts))
+    }
+
+    /// The part that holds `addr`.
+    pub(crate) fn part_at(&self, addr: u64) -> Option<&SubRange> {
+        let (_, parts) = self.open.range(..=addr).next_back()?;
+        parts.range(..=addr).next_back().map(|(_, part)| part).filter(|part| addr < part.end())
+    }
+
+    /// Every part of an arena, by address.
+    pub(crate) fn parts_of(&self, base: u64) -> Vec<SubRange> {
+        self.open.get(&base).map_or_else(Vec::new, |parts| parts.values().cloned().collect())
+    }
+
+    /// Puts a part under the arena, which is live.
+    pub(crate) fn begin(&mut self, arena: LiveAllocation, part: SubRange) -> Result<(), SubRangeError> {
+        let name = || part.name.to_string();
+        if part.bytes == 0 {
+            return Err(SubRangeError::Empty { name: name() });
+        }
+        let room = (arena.record.bytes as u64).checked_sub(part.addr.wrapping_sub(arena.addr)).unwrap_or(0);
+        if let Some(excess_bytes) = (part.bytes as u64).checked_sub(room).filter(|&excess| excess > 0) {
+            return Err(SubRangeError::PastEnd { name: name(), excess_bytes, arena: Box::new(arena) });
+        }
+        let parts = self.open.entry(arena.addr).or_default();
+        // Parts share no bytes, so the last that begins before the end is the one that could reach in.
+        let before = parts.range(..part.end()).next_back().map(|(_, other)| other);
+        if let Some(other) = before.filter(|other| other.end() > part.addr) {
+            return Err(SubRangeError::Overlap { name: name(), with: Box::new(other.clone()) });
+        }
+        Arc::make_mut(parts).insert(part.addr, part);
+        Ok(())
+    }
+
+    /// Takes the part that begins at `addr` off.
+    pub(crate) fn end(
+        &mut self,
+        addr: u64,
+        at: &'static Location<'static>,
+    ) -> Result<SubRange, SubRangeError> {
+        let holder = self.open.range_mut(..=addr).next_back().filter(|(_, parts)| parts.contains_key(&addr));
+        if let Some(part) = holder.and_then(|(_, parts)| Arc::make_mut(parts).remove(&addr)) {
+            if self.ended.len() == REMEMBERED {
+                self.ended.pop_front();
+            }
+            self.ended.push_back(Ended { was: part.clone(), at });
+            return Ok(part);
+        }
+        if let Some(ended) = self.ended.iter().rev().find(|ended| ended.was.addr == addr) {
+            return Err(SubRangeError::EndedBefore { was: Box::new(ended.was.clone()), ended_at: ended.at });
+        }
+        Err(match self.part_at(addr) {
+            Some(owner) => SubRangeError::Interior { addr, owner: Box::new(owner.clone()) },
+            None => SubRangeError::Unknown { addr },
+        })
+    }
+}
