@@ -28,6 +28,7 @@ pub use self::foreign::Foreign;
 pub use self::index::IndexError;
 pub use self::mapped::MapError;
 pub use self::safetensors::{HEADER_LIMIT_BYTES, SafetensorsError, SafetensorsFile};
+pub(crate) use self::scope::label_text;
 pub use self::scope::{UNNAMED, scope_of};
 pub use self::shown::{Shown, ShownPath};
 pub use self::tensor::{Dtype, SizeError, TensorSource, TensorSpec, byte_size};
