@@ -35,6 +35,10 @@ pub enum Command {
     /// Do a recorded log's allocations and frees on a device, and account for every byte at the peak and at the end.
     #[command(after_help = EXIT_CODES)]
     Replay(ReplayArgs),
+    /// Print the ledger's report of a snapshot that `load` or `replay` wrote.
+    Report(ReportArgs),
+    /// Print what changed from one snapshot to another, by call site and scope.
+    Diff(DiffArgs),
     /// Say which driver and devices this machine has, and whether a GPU is usable (exit code 0) or not (1).
     Doctor(DoctorArgs),
 }
@@ -77,6 +81,10 @@ pub struct LoadArgs {
     /// Copy N tensors back, spread over the model, and compare them with the file.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub verify: usize,
+
+    /// Write the ledger's snapshot with everything loaded, for report and diff.
+    #[arg(long, value_name = "FILE")]
+    pub snapshot: Option<PathBuf>,
 
     /// Size of each of the two pinned buffers the file is copied through, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -136,6 +144,14 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "FILE")]
     pub per_op: Option<PathBuf>,
 
+    /// Write the ledger's snapshot after the last operation, for report and diff.
+    #[arg(long, value_name = "FILE")]
+    pub snapshot: Option<PathBuf>,
+
+    /// Write the ledger's snapshot of the peak.
+    #[arg(long, value_name = "FILE")]
+    pub peak_snapshot: Option<PathBuf>,
+
     /// Pass over rows that make no sense and count them, instead of ending at the first.
     #[arg(long)]
     pub lenient: bool,
@@ -151,6 +167,42 @@ pub struct ReplayArgs {
     /// The smallest call site, in MiB, that the reports list by itself.
     #[arg(long, value_name = "MIB", default_value_t = 0)]
     pub min_mb: usize,
+}
+
+/// What `report` takes.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// A snapshot, as `--snapshot` of load and replay writes it.
+    #[arg(value_name = "SNAPSHOT")]
+    pub snapshot: PathBuf,
+
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
+
+    /// How many call sites, files and scopes the report lists at most.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub top: usize,
+
+    /// The smallest call site, in MiB, that the report lists by itself.
+    #[arg(long, value_name = "MIB", default_value_t = 0)]
+    pub min_mb: usize,
+}
+
+/// What `diff` takes.
+#[derive(Debug, Args)]
+pub struct DiffArgs {
+    /// The earlier snapshot.
+    #[arg(value_name = "BEFORE")]
+    pub before: PathBuf,
+
+    /// The later snapshot.
+    #[arg(value_name = "AFTER")]
+    pub after: PathBuf,
+
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// What `doctor` takes.

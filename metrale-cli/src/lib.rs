@@ -8,6 +8,8 @@
 //! | `metrale load` | puts a model's weights on a device (or on the software H200) and prints who holds what | 0; 2 for bad input; 3 out of memory |
 //! | `metrale plan` | says what a model or a recorded log will take, before anything is allocated | 0; 2 for bad input; 3 where it does not fit |
 //! | `metrale replay` | does a recorded log's operations on a device and prints who held what | 0; 2 for bad input; 3 out of memory |
+//! | `metrale report` | prints the report of a snapshot that load or replay wrote | 0; 2 for bad input |
+//! | `metrale diff` | prints what changed between two snapshots | 0; 2 for bad input |
 //! | `metrale doctor` | says which driver and devices there are | 0 where a device is usable, else 1 |
 
 mod allocation_log;
@@ -22,6 +24,7 @@ mod per_op;
 mod plan_device;
 pub mod render;
 mod script;
+mod snapshot_file;
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -35,6 +38,7 @@ pub use driver_choice::{ChosenDriver, DriverChoice, UnknownDriver};
 pub use exit::Exit;
 pub use per_op::PerOpError;
 pub use plan_device::{PlanDevice, UnknownDevice};
+pub use snapshot_file::SnapshotError;
 
 /// Runs the program with its arguments, the program's own name first.
 pub fn run(args: impl IntoIterator<Item = OsString>, console: &mut Console<'_>) -> Exit {
@@ -54,6 +58,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>, console: &mut Console<'_>) 
         args::Command::Load(args) => commands::load::run(&args, console),
         args::Command::Plan(args) => commands::plan::run(&args, console),
         args::Command::Replay(args) => commands::replay::run(&args, console),
+        args::Command::Report(args) => commands::report::run(&args, console),
+        args::Command::Diff(args) => commands::diff::run(&args, console),
         args::Command::Doctor(args) => commands::doctor::run(&args, console),
     }
 }

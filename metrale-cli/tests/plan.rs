@@ -180,6 +180,7 @@ fn the_text_says_what_would_be_saved_and_who_holds_the_peak() {
         "bert-base (catalogue): 204 allocations of 208.88 MiB",
         "301989888",
         "219030644",
+        "208.88 MiB, in 204 allocations",
         "one arena for all of it would save 78.00 MiB of the peak",
         " would save ",
         "bert.embeddings.word_embeddings",
@@ -271,6 +272,13 @@ fn a_log_is_told_by_its_bytes_and_what_is_none_is_answered() {
     let ended = metrale_on("plan", &empty, &["--json"]);
     assert_eq!((ended.exit, ended.json()["allocations"].as_u64()), (Exit::Done, Some(0)));
     assert!(ended.err.contains("no rows"), "{}", ended.err);
+
+    // A log among other programs' lines.
+    let mixed = path("stderr.txt");
+    fs::write(&mixed, "[INFO] starting\n1,10:00:00.1,allocate,0x10,512,0x0\n[INFO] done\n").unwrap();
+    assert_eq!(metrale_on("plan", &mixed, &[]).exit, Exit::BadInput);
+    let ended = metrale_on("plan", &mixed, &["--json", "--lenient"]);
+    assert_eq!((ended.exit, ended.json()["allocations"].as_u64()), (Exit::Done, Some(1)), "{}", ended.err);
 
     let text = path("notes.txt");
     fs::write(&text, "shopping list\n").unwrap();

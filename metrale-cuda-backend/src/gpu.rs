@@ -152,6 +152,7 @@ pub trait GpuBackend: Send + Sync {
 
     /// Allocates `bytes` of device memory with an owner of its own: accounted apart and never taken by
     /// [`sweep_unreleased`](Self::sweep_unreleased). Otherwise as [`alloc`](Self::alloc).
+    /// [`PackedArena`](crate::PackedArena) is one that gives out named parts of itself.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).

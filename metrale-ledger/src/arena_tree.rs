@@ -64,8 +64,7 @@ impl ArenaRow {
 
     /// Bytes of its parts.
     pub fn used_bytes(&self) -> u64 {
-        // Parts share no bytes and lie inside the arena.
-        self.parts.iter().map(|part| part.bytes).sum()
+        sum(self.parts.iter())
     }
 
     /// Its parts as groups, to be summed as allocations are.
@@ -79,6 +78,11 @@ impl ArenaRow {
             count: 1,
         })
     }
+}
+
+/// Bytes of parts together. A snapshot that was read from somewhere may claim any.
+fn sum<'a>(parts: impl Iterator<Item = &'a PartRow>) -> u64 {
+    parts.fold(0, |sum, part| sum.saturating_add(part.bytes))
 }
 
 /// Sorts arenas as a report shows them: largest first, then by name.
@@ -115,7 +119,7 @@ pub(crate) fn write(text: &mut String, arenas: &[ArenaRow], top_n: usize) {
             line(format_args!("{:>14}  {}", ByteSize(part.bytes), part.name));
         }
         if !rest.is_empty() {
-            let bytes: u64 = rest.iter().map(|part| part.bytes).sum();
+            let bytes = sum(rest.iter().copied());
             let more = if top.is_empty() { "" } else { "more " };
             let parts = counted(rest.len() as u64, &format!("{more}part"));
             line(format_args!("{:>14}  in {parts}", ByteSize(bytes)));

@@ -110,7 +110,7 @@ fn section(text: &mut String, title: &str, noun: &str, rows: &[Row], shown: usiz
     }
     if !rest.is_empty() {
         let bytes = rest.iter().fold(0u64, |sum, row| sum.saturating_add(row.1));
-        let count: u64 = rest.iter().map(|row| row.2).sum();
+        let count = rest.iter().fold(0u64, |sum, row| sum.saturating_add(row.2));
         let more = if top.is_empty() { "" } else { " more" };
         let what =
             if rest.len() == 1 { format!("1{more} {noun}") } else { format!("{}{more} {noun}s", rest.len()) };

@@ -155,7 +155,7 @@ impl Snapshot {
             let same = next.key() == kept.key();
             if same {
                 kept.bytes = kept.bytes.saturating_add(next.bytes);
-                kept.count += next.count;
+                kept.count = kept.count.saturating_add(next.count);
             }
             same
         });
@@ -386,7 +386,8 @@ fn gather<'a, K: Ord>(
     for group in groups {
         let (bytes, count) = sums.entry(key(group)).or_insert((0u64, 0u64));
         *bytes = bytes.saturating_add(group.bytes);
-        *count += group.count;
+        // A snapshot that was read from somewhere may claim any number.
+        *count = count.saturating_add(group.count);
     }
     let mut rows: Vec<_> = sums.into_iter().map(|(key, (bytes, count))| (key, bytes, count)).collect();
     rows.sort_by_key(|&(_, bytes, _)| std::cmp::Reverse(bytes));

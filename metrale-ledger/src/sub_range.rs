@@ -202,7 +202,7 @@ impl Arenas {
         if part.bytes == 0 {
             return Err(SubRangeError::Empty { name: name() });
         }
-        let room = (arena.record.bytes as u64).checked_sub(part.addr.wrapping_sub(arena.addr)).unwrap_or(0);
+        let room = (arena.record.bytes as u64).saturating_sub(part.addr.wrapping_sub(arena.addr));
         if let Some(excess_bytes) = (part.bytes as u64).checked_sub(room).filter(|&excess| excess > 0) {
             return Err(SubRangeError::PastEnd { name: name(), excess_bytes, arena: Box::new(arena) });
         }

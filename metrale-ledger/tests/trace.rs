@@ -345,3 +345,14 @@ fn a_recorded_run_reads_whole() {
         (Action::Allocate, 0x7f0e_87e0_0000, 764_791)
     );
 }
+
+#[test]
+fn tables_of_any_width_are_read_by_name() {
+    for more in [0, 12, 13, 14, 100] {
+        let extra: String = (0..more).map(|n| format!("extra {n},")).collect();
+        let values: String = (0..more).map(|n| format!("{n},")).collect();
+        let log = format!("{extra}Action,Pointer,Size\n{values}allocate,0x10,7\n");
+        let rows: Vec<_> = Reader::new(log.as_bytes()).unwrap().collect::<Result<_, _>>().unwrap();
+        assert_eq!((rows.len(), rows[0].pointer, rows[0].bytes), (1, 0x10, 7), "{more} more columns");
+    }
+}

@@ -10,10 +10,10 @@ use metrale_cuda_backend::{DevicePtr, MetraleCudaBackend, OutOfMemory, PackedAre
 use metrale_ledger::Snapshot;
 
 use crate::args::LoadArgs;
-use crate::model::{Catalogue, ModelInput, Shown, ShownPath, TensorSpec, scope_of};
+use crate::model::{Catalogue, ModelInput, Shown, ShownPath, TensorSpec, label_text, scope_of};
 use crate::render::failure::Failed;
 use crate::render::load::{LoadReport, ModelNames, Shortage};
-use crate::{Console, Exit, answered};
+use crate::{Console, Exit, answered, snapshot_file};
 
 /// Runs the command.
 pub fn run(args: &LoadArgs, console: &mut Console<'_>) -> Exit {
@@ -118,6 +118,9 @@ fn measure<'input>(
     let seconds = start.elapsed().as_secs_f64();
 
     let moment = Moment::of(backend, baseline_free_bytes)?;
+    if let Some(path) = &args.snapshot {
+        snapshot_file::write(path, &moment.snapshot)?;
+    }
     let text = backend.alloc_report(args.top, args.min_mb);
     let verified = if shortage.is_none() { verify(backend, input, &held.tensors, args.verify)? } else { 0 };
     Ok(LoadReport::new(input, backend, moment, text).copied(bytes_copied, seconds).ended(verified, shortage))
@@ -209,7 +212,7 @@ fn fill<'input>(
         let bytes = usize::try_from(tensor.bytes).with_context(about)?;
         let _scope = backend.scope(&scope_of(&tensor.name));
         let at = match &held.arena {
-            Some(arena) => arena.take(&tensor.name, bytes),
+            Some(arena) => arena.take(&label_text(&tensor.name), bytes),
             None => backend.alloc(bytes),
         };
         let at = at.with_context(about)?;

@@ -15,7 +15,7 @@ use crate::render::failure::Failed;
 use crate::render::load::Shortage;
 use crate::render::replay::ReplayReport;
 use crate::script::{Act, Operation, Script};
-use crate::{Console, Exit, answered};
+use crate::{Console, Exit, answered, snapshot_file};
 
 /// Operations between two looks at the progress bar.
 const BETWEEN_TICKS: usize = 1024;
@@ -88,6 +88,9 @@ fn measure(
     table.map_or(Ok(()), PerOp::finish)?;
     let end = Moment::of(backend, baseline_free_bytes)?;
     let peak = backend.ledger_probe().peak_snapshot();
+    for (path, snapshot) in [(&args.snapshot, &end.snapshot), (&args.peak_snapshot, &peak)] {
+        path.as_deref().map_or(Ok(()), |path| snapshot_file::write(path, snapshot))?;
+    }
     let report =
         ReplayReport::new(ShownPath(&args.log).to_string(), backend, &peak, &end, args.top, args.min_mb);
     let unexplained_rows = has_table.then_some(done.unexplained_rows);

@@ -28,6 +28,7 @@ pub use self::foreign::Foreign;
 pub use self::index::IndexError;
 pub use self::mapped::MapError;
 pub use self::safetensors::{HEADER_LIMIT_BYTES, SafetensorsError, SafetensorsFile};
+pub(crate) use self::scope::label_text;
 pub use self::scope::{UNNAMED, scope_of};
 pub use self::shown::{Shown, ShownPath};
 pub use self::tensor::{Dtype, SizeError, TensorSource, TensorSpec, byte_size};
@@ -271,8 +272,9 @@ pub(crate) fn is_model(head: &[u8], path: &Path) -> bool {
     const GZIP: &[u8] = b"\x1f\x8b";
     // Only text has no control characters but line breaks and tabs.
     let is_text = !head.iter().any(|&b| b < b' ' && !matches!(b, b'\t' | b'\n' | b'\r'));
-    !head.starts_with(GZIP)
-        && (!is_text || foreign::is_json_text(head) || foreign::recognize(head, path).is_some())
+    // An index is an object; a bracket begins many a line of other programs' output, in which a log may stand.
+    let is_object = foreign::is_json_text(head) && !head.trim_ascii_start().starts_with(b"[");
+    !head.starts_with(GZIP) && (!is_text || is_object || foreign::recognize(head, path).is_some())
 }
 
 fn notes(file: &SafetensorsFile) -> impl Iterator<Item = Remark> + '_ {

@@ -24,8 +24,13 @@ pub fn scope_of(name: &str) -> String {
     if parts.is_empty() {
         return UNNAMED.to_owned();
     }
+    label_text(&parts.join("."))
+}
+
+/// A name as it can stand in a report: control characters escaped, and cut behind 200 bytes.
+pub(crate) fn label_text(name: &str) -> String {
     let mut label = String::new();
-    for c in parts.join(".").chars() {
+    for c in name.chars() {
         let start = label.len();
         if c.is_control() {
             label.extend(c.escape_debug());

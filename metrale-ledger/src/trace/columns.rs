@@ -145,8 +145,8 @@ fn fraction_ns(digits: &str) -> Option<i64> {
     if !digits.bytes().all(|b| b.is_ascii_digit()) {
         return None;
     }
-    let shown: String = digits.chars().chain(std::iter::repeat('0')).take(9).collect();
-    shown.parse().ok()
+    let shown = digits.bytes().chain(std::iter::repeat(b'0')).take(9);
+    Some(shown.fold(0, |ns, digit| ns * 10 + i64::from(digit - b'0')))
 }
 
 #[cfg(test)]

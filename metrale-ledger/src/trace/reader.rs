@@ -14,6 +14,8 @@ use super::row::{Action, Row, RowError, TraceError};
 const LONGEST_LINE: u64 = 64 << 10;
 /// Rows that a lenient reader remembers; the rest it counts.
 const REMEMBERED: usize = 20;
+/// Cells of a line for which the host is asked for no memory; logs have six to twelve.
+const FEW: usize = 16;
 /// Of a line that makes no sense, as much is shown.
 const SHOWN: usize = 60;
 
@@ -135,18 +137,30 @@ impl<'a> Reader<'a> {
     }
 
     fn parse(&mut self, line: &str) -> Result<Option<Row>, String> {
-        let split;
         let quoted;
-        let cells: Vec<&str> = if line.contains('"') {
+        let many: Vec<&str>;
+        let mut few = [""; FEW];
+        let cells: &[&str] = if line.contains('"') {
             quoted = unquote(line)?;
-            quoted.iter().map(str::trim).collect()
+            many = quoted.iter().map(str::trim).collect();
+            &many
         } else {
-            split = line.split(',').map(str::trim);
-            split.collect()
+            let mut split = line.split(',').map(str::trim);
+            let mut count = 0;
+            for (place, cell) in few.iter_mut().zip(split.by_ref()) {
+                *place = cell;
+                count += 1;
+            }
+            if split.next().is_none() {
+                &few[..count]
+            } else {
+                many = line.split(',').map(str::trim).collect();
+                &many
+            }
         };
         let columns = match self.columns {
             Some(columns) => columns,
-            None => match Columns::of_header(&cells) {
+            None => match Columns::of_header(cells) {
                 Header::Is(columns) => {
                     self.columns = Some(columns);
                     return Ok(None);
@@ -171,7 +185,7 @@ impl<'a> Reader<'a> {
         let written = cell(columns.action).ok_or_else(too_short)?;
         let Some(action) = columns::action(written) else {
             // Logs are joined, header and all; the next one's columns may be others.
-            if let Header::Is(columns) = Columns::of_header(&cells) {
+            if let Header::Is(columns) = Columns::of_header(cells) {
                 self.columns = Some(columns);
                 return Ok(None);
             }
