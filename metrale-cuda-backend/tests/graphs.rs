@@ -619,6 +619,27 @@ on_both_drivers! {
         backend.destroy_stream(stream).unwrap();
     }
 
+    /// A graph's use of one part leaves the others to be given back.
+    a_part_of_an_arena_that_a_graph_uses_is_not_given_back(driver) {
+        let backend = backend(driver);
+        let arena = backend.packed_arena(8 * KIB).unwrap();
+        let [first, used, pinned] = ["first", "used", "pinned"].map(|name| arena.take(name, KIB).unwrap());
+        let graph = filling(&backend, used.offset(512), 4, 512, "fill");
+        backend.pin_graph(graph, pinned).unwrap();
+        for part in [used, pinned] {
+            let error = arena.give(part).unwrap_err().downcast::<PinnedByGraph>().expect("typed");
+            assert!(error.to_string().contains("give") && error.to_string().contains("\"fill\""), "{error}");
+        }
+        arena.give(first).unwrap();
+        assert_eq!(arena.parts(), 2);
+        replay(&backend, graph);
+        assert_eq!(byte(&backend, used.offset(512)), 4);
+        backend.destroy_graph(graph).unwrap();
+        arena.give(used).unwrap();
+        arena.give(pinned).unwrap();
+        arena.free().unwrap();
+    }
+
     /// Each end of a copy between backends is pinned, by the ledger it is on.
     both_ends_of_a_copy_between_backends_are_pinned(driver) {
         let (first, second) = (backend(driver.clone()), backend(driver));

@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{KIB, MIB, backend, logged, sim};
-use metrale_cuda_backend::{DriverFn, GpuBackend, MetraleCudaBackend};
+use metrale_cuda_backend::{ContextLost, DriverFn, GpuBackend, MetraleCudaBackend};
 use metrale_driver_sim::{FaultDriver, on_both_drivers};
 
 fn warnings(lines: &[String]) -> Vec<&String> {
@@ -131,6 +131,20 @@ fn a_lost_context_neither_hangs_the_drop_nor_floods_the_log() {
     assert!(errors[0].contains("is lost since cuMemFree_v2") && errors[0].contains("(700)"), "{lines:?}");
     assert!(errors[1].contains("1000 of 1000"), "{lines:?}");
     assert!(warnings[1].contains("2 allocations of a dropped backend cannot be freed"), "{lines:?}");
+}
+
+/// What was swept was not freed: the answer is the fault, not a count.
+#[test]
+fn a_sweep_that_meets_a_fault_is_no_success() {
+    let driver = sim();
+    let backend = backend(driver.clone());
+    for _ in 0..3 {
+        backend.alloc(MIB).unwrap();
+    }
+    driver.inject_fault(0, 700);
+    let (swept, _) = logged(|| backend.sweep_unreleased());
+    assert!(swept.unwrap_err().is::<ContextLost>());
+    assert!(backend.sweep_unreleased().unwrap_err().is::<ContextLost>());
 }
 
 #[test]

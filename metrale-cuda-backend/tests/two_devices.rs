@@ -9,10 +9,10 @@ mod common;
 use std::sync::Arc;
 use std::thread;
 
-use common::{KERNELS, KIB, MIB, logged, sim_with_kernels};
+use common::{KERNELS, KIB, MIB, sim_with_kernels};
 use metrale_cuda_backend::{
     BackendConfig, BadArgument, Capturing, CopyOutOfBounds, DevicePtr, DriverApi, End, GpuBackend,
-    KernelLaunch, MergedReport, MetraleCudaBackend, NotBound, PinnedByGraph,
+    KernelLaunch, MergedReport, MetraleCudaBackend, NotBound,
 };
 use metrale_driver_sim::{Profile, SimDriver, system_driver};
 
@@ -149,34 +149,30 @@ on_two_devices! {
         free(second, copy);
     }
 
-    a_graph_keeps_the_memory_of_both_devices(first, second) {
-        let bytes = 64 * KIB;
-        let here = filled(first, &pattern(bytes, 1));
-        let there = filled(second, &vec![0; bytes]);
+    // The driver has no such node, and a try would cost the capture.
+    a_copy_between_devices_is_refused_in_a_capture_which_goes_on(first, second) {
+        let here = filled(first, &[1; 64]);
+        let there = filled(second, &[2; 64]);
         first.bind_to_thread().unwrap();
-        let stream = first.stream();
+        let stream = first.create_stream().unwrap();
         let capture = first.capture(stream).unwrap();
-        first.copy_peer_async(here, second, there, bytes, stream).unwrap();
-        let graph = capture.finish("handover").unwrap();
-        let refused = first.free(here).unwrap_err();
-        second.bind_to_thread().unwrap();
-        for error in [refused, second.free(there).unwrap_err()] {
-            assert!(error.is::<PinnedByGraph>() && error.to_string().contains("\"handover\""), "{error}");
-        }
+        let refused = first.copy_peer_async(here, second, there, 64, stream).unwrap_err();
+        assert!(refused.downcast::<Capturing>().expect("typed").to_string().contains("no node of a graph"));
+        first.memset_async(here, 3, 64, stream).unwrap();
+        let graph = capture.finish("fill").unwrap();
+        first.launch_graph(graph, stream).unwrap();
+        first.copy_peer_async(here, second, there, 64, stream).unwrap();
+        first.synchronize_stream(stream).unwrap();
+        assert_eq!(contents(second, there, 64), [3; 64]);
         // It is a graph of the first device only.
+        second.bind_to_thread().unwrap();
         assert!(second.launch_graph(graph, second.stream()).unwrap_err().is::<BadArgument>());
         assert!(second.destroy_graph(graph).unwrap_err().is::<BadArgument>());
         assert_eq!((first.graphs().len(), second.graphs().len()), (1, 0));
         first.bind_to_thread().unwrap();
-        first.launch_graph(graph, stream).unwrap();
-        first.synchronize_stream(stream).unwrap();
-        assert_eq!(contents(second, there, bytes), pattern(bytes, 1));
-        // A sweep of one device takes the graph of the other along.
-        let (swept, lines) = logged(|| second.sweep_unreleased().unwrap());
-        assert_eq!(swept, 1);
-        assert!(lines.len() == 1 && lines[0].contains("\"handover\""), "{lines:?}");
-        first.bind_to_thread().unwrap();
-        assert!(first.launch_graph(graph, stream).unwrap_err().is::<BadArgument>());
+        first.destroy_graph(graph).unwrap();
+        first.destroy_stream(stream).unwrap();
+        free(second, there);
         free(first, here);
     }
 
@@ -189,7 +185,7 @@ on_two_devices! {
         let stream = first.create_stream().unwrap();
         let forked = first.create_event().unwrap();
         let capture = first.capture(stream).unwrap();
-        first.copy_peer_async(here, second, there, 64, stream).unwrap();
+        first.memset_async(here, 5, 64, stream).unwrap();
         first.record_event(forked, stream).unwrap();
         second.bind_to_thread().unwrap();
         // Not yet: the devices have nothing to do with each other.
@@ -210,9 +206,10 @@ on_two_devices! {
         let graph = capture.finish("both").unwrap();
         first.launch_graph(graph, stream).unwrap();
         first.synchronize_stream(stream).unwrap();
-        let mut expected = [1; 64];
+        let mut expected = [2; 64];
         expected[..32].fill(7);
-        assert_eq!(contents(second, there, 64), expected);
+        assert_eq!((contents(second, there, 64), contents(first, here, 64)), (expected.to_vec(), vec![5; 64]));
+        second.bind_to_thread().unwrap();
         second.destroy_stream(joins).unwrap();
         second.destroy_event(joined).unwrap();
         first.bind_to_thread().unwrap();

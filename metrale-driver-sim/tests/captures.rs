@@ -189,6 +189,22 @@ fn call(scene: &Scene, row: &str, host: &mut [u8; 64], after: &mut Vec<Undo>) ->
 }
 
 on_both_drivers! {
+    /// A copy that names its contexts is no node, even within one device; the same copy by the addresses alone is.
+    a_copy_between_contexts_is_not_captured(driver) {
+        let guard = ContextGuard::new(&driver, 0).unwrap();
+        let cuda = Cuda::new(&driver);
+        let (s, context) = (cuda.stream(NON_BLOCKING).unwrap(), guard.context());
+        let (a, b) = (cuda.alloc(64).unwrap(), cuda.alloc(64).unwrap());
+        assert_eq!(cuda.capture_begin(s, 2), 0);
+        // SAFETY: no pointer is passed.
+        assert_eq!(unsafe { driver.cuMemcpyPeerAsync(b, context, a, context, 64, s) }, 900);
+        assert_eq!(cuda.end(s), (901, 0));
+        assert_eq!((cuda.capture_begin(s, 2), cuda.copy_on_device_async(b, a, 64, s)), (0, 0));
+        let (end, graph) = cuda.end(s);
+        assert_eq!((end, cuda.nodes(graph), cuda.graph_destroy(graph)), (0, Ok(1), 0));
+        assert_eq!((cuda.stream_destroy(s), cuda.free(a), cuda.free(b)), (0, 0, 0));
+    }
+
     /// Status of the call, state of the stream, status and graph of the end.
     every_row_in_every_mode(driver; sim: common::sim()) {
         let guard = ContextGuard::new(&driver, 0).unwrap();

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use crate::report::counted;
 use crate::snapshot::{Group, Site};
 use crate::sub_range::{Parts, SubRange};
-use crate::{AllocKind, AllocRecord, ByteSize};
+use crate::{AllocKind, AllocRecord, ByteSize, Label};
 
 /// A part of an arena.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,7 +116,7 @@ pub(crate) fn write(text: &mut String, arenas: &[ArenaRow], top_n: usize) {
         largest.sort_by_key(|part| std::cmp::Reverse(part.bytes));
         let (top, rest) = largest.split_at(top_n.min(largest.len()));
         for part in top {
-            line(format_args!("{:>14}  {}", ByteSize(part.bytes), part.name));
+            line(format_args!("{:>14}  {}", ByteSize(part.bytes), Label(&part.name)));
         }
         if !rest.is_empty() {
             let bytes = sum(rest.iter().copied());

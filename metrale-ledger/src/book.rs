@@ -437,6 +437,14 @@ impl Book {
         }
     }
 
+    /// The space that frees of this class do not reach.
+    fn other_space(&self, class: Class) -> &Space {
+        match class {
+            Class::Pinned => &self.device,
+            _ => &self.host,
+        }
+    }
+
     fn space_mut(&mut self, kind: AllocKind) -> &mut Space {
         match kind {
             AllocKind::Pinned => &mut self.host,
@@ -593,7 +601,14 @@ impl Book {
         }
         match self.last_stone(addr, |was| was.holds(addr) && of_space(was)) {
             Some(stone) => ForgetError::InsideFreed { addr, freed: Box::new(self.freed(stone)) },
-            None => ForgetError::Foreign { addr },
+            // The other space has calls of its own; one address may stand for memory in both.
+            None => {
+                match self.other_space(class).owner(addr).filter(|other| other.is_own() && other.addr == addr)
+                {
+                    Some(other) => ForgetError::OtherKind { live: Box::new(self.live(&other)) },
+                    None => ForgetError::Foreign { addr },
+                }
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::ByteSize;
+use crate::{ByteSize, Label};
 
 /// What sort of memory an allocation is, which decides how it is accounted.
 ///
@@ -92,10 +92,10 @@ impl fmt::Display for AllocRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {} memory from {}", ByteSize::of(self.bytes), self.kind, self.site)?;
         if let Some(scope) = &self.scope {
-            write!(f, ", scope {scope}")?;
+            write!(f, ", scope {}", Label(scope))?;
         }
         if let Some(tag) = &self.tag {
-            write!(f, ", tag {tag}")?;
+            write!(f, ", tag {}", Label(tag))?;
         }
         if self.free_refused {
             f.write_str(", whose free the driver refused")?;

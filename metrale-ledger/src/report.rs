@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use crate::{ByteSize, Snapshot, arena_tree};
+use crate::{ByteSize, Label, Snapshot, arena_tree};
 
 /// Stands for the label of what was allocated outside any scope.
 pub(crate) const NO_SCOPE: &str = "(no scope)";
@@ -38,7 +38,11 @@ impl Snapshot {
             if rows.iter().any(|row| row.label.is_some()) {
                 let rows: Vec<Row> = rows
                     .into_iter()
-                    .map(|row| (row.label.unwrap_or_else(|| none.to_owned()), row.bytes, row.count))
+                    .map(|row| {
+                        let label =
+                            row.label.map_or_else(|| none.to_owned(), |label| Label(&label).to_string());
+                        (label, row.bytes, row.count)
+                    })
                     .collect();
                 section(&mut text, title, noun, &rows, top_n);
             }

@@ -6,8 +6,8 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use crate::LiveAllocation;
 use crate::shared::Shared;
+use crate::{Label, LiveAllocation};
 
 thread_local! {
     /// The scopes open on this thread, of all ledgers, innermost last.
@@ -85,7 +85,7 @@ impl ScopeGuard {
         if !left.is_empty() {
             let what = format!(
                 "scope {} did not end where it began: {} still live",
-                self.label,
+                Label(&self.label),
                 crate::report::allocations(left.len() as u64)
             );
             crate::check::fail(&what, &left, &self.ledger);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
 
-use crate::{AllocKind, ArenaRow, ByteSize, MisuseCounts, arena_tree};
+use crate::{AllocKind, ArenaRow, ByteSize, Label, MisuseCounts, arena_tree};
 
 /// A place in the source.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -360,7 +360,8 @@ impl fmt::Display for SnapshotDiff {
         if scopes.iter().any(|row| row.label.is_some()) {
             writeln!(f, "scopes:")?;
             for LabelChange { label, bytes, count } in scopes {
-                let label = label.as_deref().unwrap_or(crate::report::NO_SCOPE);
+                let label = label
+                    .map_or_else(|| crate::report::NO_SCOPE.to_owned(), |label| Label(&label).to_string());
                 writeln!(f, "{:>12}  x{count:<+7} {label}", signed(bytes))?;
             }
         }

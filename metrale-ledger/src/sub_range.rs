@@ -10,7 +10,7 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::{AllocKind, AllocRecord, ByteSize, LiveAllocation};
+use crate::{AllocKind, AllocRecord, ByteSize, Label, LiveAllocation};
 
 /// Ended parts that are remembered, to tell a second end from an unknown address.
 const REMEMBERED: usize = 256;
@@ -56,7 +56,7 @@ impl SubRange {
 impl fmt::Display for SubRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { addr, bytes, name, site, scope } = self;
-        write!(f, "{name} ({addr:#x}, {} from {site}", ByteSize::of(*bytes))?;
+        write!(f, "{} ({addr:#x}, {} from {site}", Label(name), ByteSize::of(*bytes))?;
         if let Some(scope) = scope {
             write!(f, ", scope {scope}")?;
         }
@@ -121,15 +121,20 @@ impl fmt::Display for SubRangeError {
             Self::NoArena { addr } => {
                 write!(f, "{addr:#x} is no base of a live arena: it was freed, or never was one")
             }
-            Self::Empty { name } => write!(f, "the part {name} has no bytes; use null for what is empty"),
+            Self::Empty { name } => {
+                write!(f, "the part {} has no bytes; use null for what is empty", Label(name))
+            }
             Self::PastEnd { name, excess_bytes, arena } => {
                 write!(
                     f,
-                    "the part {name} would pass the end of its arena {arena} by {}",
+                    "the part {} would pass the end of its arena {arena} by {}",
+                    Label(name),
                     ByteSize(*excess_bytes)
                 )
             }
-            Self::Overlap { name, with } => write!(f, "the part {name} would share bytes with {with}"),
+            Self::Overlap { name, with } => {
+                write!(f, "the part {} would share bytes with {with}", Label(name))
+            }
             Self::EndedBefore { was, ended_at } => {
                 write!(f, "{was} is not live: given back before at {ended_at}")
             }

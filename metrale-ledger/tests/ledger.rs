@@ -630,3 +630,61 @@ fn events_are_kept_only_where_asked_for_and_bounded() {
     ledger.record(BASE, 100, here());
     assert!(ledger.recent_events().is_empty());
 }
+
+/// Host and device addresses are spaces of their own; a free by the wrong call is told what the memory is, in both.
+#[test]
+fn a_free_by_the_call_for_the_other_side_is_told_so() {
+    let ledger = Ledger::new();
+    ledger.record_as(BASE, MIB, here(), AllocKind::Pinned);
+    ledger.record_as(BASE + 4 * PAGE, MIB, here(), AllocKind::Device);
+    let kind = |answer: Result<_, ForgetError>| match answer {
+        Err(ForgetError::OtherKind { live }) => live.record.kind,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(kind(ledger.try_forget(BASE)), AllocKind::Pinned);
+    assert_eq!(kind(ledger.try_forget_arena(BASE)), AllocKind::Pinned);
+    assert_eq!(kind(ledger.try_forget_pinned(BASE + 4 * PAGE)), AllocKind::Device);
+    assert!(
+        ledger.try_forget(BASE).unwrap_err().to_string().contains("pinned memory; free it as what it was")
+    );
+    assert!(matches!(ledger.try_forget(BASE + 8), Err(ForgetError::Foreign { .. })));
+    assert_eq!((ledger.live_count(), ledger.pinned_count()), (1, 1));
+    assert_eq!(ledger.snapshot().totals.misuse.other_kind_frees, 4);
+    // An address may stand for memory in both: each call takes its own.
+    ledger.record_as(BASE, MIB, here(), AllocKind::Device);
+    ledger.try_forget(BASE).unwrap();
+    ledger.try_forget_pinned(BASE).unwrap();
+}
+
+/// Names come from model files.
+#[test]
+fn no_name_forges_a_line_of_a_report() {
+    let ledger = Ledger::new();
+    let odd = "a\nscopes:\n    9.00 GiB  x1       \u{1b}[2Jforged";
+    {
+        let _odd = ledger.scope(odd);
+        ledger.record(BASE, MIB, here());
+    }
+    {
+        let _empty = ledger.scope("");
+        ledger.record(BASE + PAGE, MIB, here());
+    }
+    let before = ledger.snapshot();
+    ledger.record_as(BASE + 8 * PAGE, MIB, here(), AllocKind::Arena);
+    ledger.record_sub_range(BASE + 8 * PAGE, 0, 1000, odd, here()).unwrap();
+    let texts = [
+        ledger.report(10, 0),
+        ledger.whois(BASE).to_string(),
+        ledger.snapshot().diff(&Ledger::new().snapshot()).to_string(),
+        before.report(10, 0),
+    ];
+    for text in &texts {
+        assert!(text.contains(r"a\nscopes:\n    9.00 GiB  x1       \u{1b}[2Jforged"), "{text}");
+        assert!(
+            text.lines().all(|line| line != "scopes:" || text.matches("\nscopes:\n").count() == 1),
+            "{text}"
+        );
+        assert!(!text.contains('\u{1b}'), "{text}");
+    }
+    assert!(texts[0].lines().any(|line| line.ends_with(" \"\"")), "{}", texts[0]);
+}

@@ -13,7 +13,7 @@ use crate::args::LoadArgs;
 use crate::model::{Catalogue, ModelInput, Shown, ShownPath, TensorSpec, label_text, scope_of};
 use crate::render::failure::Failed;
 use crate::render::load::{LoadReport, ModelNames, Shortage};
-use crate::{Console, Exit, answered, snapshot_file};
+use crate::{Console, Exit, answered, host_room, snapshot_file};
 
 /// Runs the command.
 pub fn run(args: &LoadArgs, console: &mut Console<'_>) -> Exit {
@@ -73,6 +73,9 @@ fn load(args: &LoadArgs, input: &ModelInput, console: &mut Console<'_>) -> anyho
         console.remark(remark);
     }
     let backend = MetraleCudaBackend::builder().driver(chosen.driver).ordinal(args.target.device).build()?;
+    if !input.files().is_empty() {
+        host_room::check(&backend, input.total_bytes())?;
+    }
     let mut held = Held::default();
     let measured = measure(args, input, &backend, &mut held, console);
     let swept = held.give_back(&backend);

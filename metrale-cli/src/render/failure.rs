@@ -8,7 +8,7 @@ use metrale_driver_sys::CUDA_ERROR_OUT_OF_MEMORY;
 use serde::Serialize;
 
 use crate::model::InputError;
-use crate::{Console, Exit, LogError, PerOpError, SnapshotError};
+use crate::{Console, Exit, LogError, NoHostRoom, PerOpError, SnapshotError};
 
 /// The `kind` of an error that another input would mend.
 const BAD_INPUT: &str = "bad_input";
@@ -40,7 +40,8 @@ impl Failed {
             .downcast_ref::<HostError>()
             .and_then(HostError::driver_error)
             .is_some_and(|error| error.status == CUDA_ERROR_OUT_OF_MEMORY);
-        let out_of_memory = no_room_for_a_context || remedy(error) == Some(Remedy::FreeAndRetry);
+        let out_of_memory =
+            no_room_for_a_context || error.is::<NoHostRoom>() || remedy(error) == Some(Remedy::FreeAndRetry);
         let bad_input = error.is::<InputError>()
             || error.is::<LogError>()
             || matches!(error.downcast_ref(), Some(PerOpError::IsInput(_)))

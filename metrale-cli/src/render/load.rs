@@ -4,8 +4,7 @@
 use std::fmt;
 
 use metrale_cuda_backend::memory::Account;
-use metrale_cuda_backend::{HostError, MetraleCudaBackend, OutOfMemory, Remedy, remedy};
-use metrale_driver_sys::CUDA_ERROR_OUT_OF_MEMORY;
+use metrale_cuda_backend::{MetraleCudaBackend, OutOfMemory};
 use metrale_ledger::{ArenaRow, ByteSize, LabelRow, SiteRow};
 use serde::Serialize;
 

@@ -197,7 +197,7 @@ impl MetraleCudaBackend {
                 return Err(NotCapturing { doing: WHAT, stream, part_of: None }.into());
             };
             if let Some(allocation) = self.pinnable(ptr, WHAT)? {
-                state.pins.add(id, allocation);
+                self.pin(&mut state.pins, id, allocation, ptr.0);
             }
             Ok(())
         })

@@ -350,7 +350,7 @@ mod tests {
         captures.step(S2);
         captures.recorded(0xF, S2);
         captures.waited(S1, 0, 0xF);
-        assert_eq!(captures.get(1).unwrap().unjoined(), []);
+        assert!(captures.get(1).unwrap().unjoined().is_empty());
         captures.step(S2);
         assert_eq!(captures.get(1).unwrap().unjoined(), [S2]);
         // The event of before stands for less than there is now.

@@ -180,7 +180,7 @@ impl MetraleCudaBackend {
         }
         self.seat().room.with(|room| {
             if let Some(allocation) = self.pinnable(ptr, WHAT)? {
-                room.pins.add(state.id, allocation);
+                self.pin(&mut room.pins, state.id, allocation, ptr.0);
             }
             Ok(())
         })

@@ -19,12 +19,12 @@ use anyhow::Result;
 use metrale_driver_sys::{
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, DriverError,
 };
-use metrale_ledger::{AllocKind, Whois};
+use metrale_ledger::{AllocKind, LiveAllocation, Whois};
 use parking_lot::MutexGuard;
 
 use crate::backend::MetraleCudaBackend;
 use crate::graph::captures::{Capture, Reach, Wait, WaitFlaw};
-use crate::graph::pins::Pin;
+use crate::graph::pins::{Pin, Pins};
 use crate::graph::refusal::{Capturing, PinnedByGraph};
 use crate::graph::room::{Seat, State};
 use crate::stream::is_legacy;
@@ -96,7 +96,7 @@ impl MetraleCudaBackend {
                 let Some(id) = state.captures.step(stream) else { return };
                 let mut pin = |backend: &Self, addr| {
                     if let Whois::Live { allocation, .. } = backend.book().whois(addr) {
-                        state.pins.add(id, allocation);
+                        backend.pin(&mut state.pins, id, allocation, addr);
                     }
                 };
                 match uses {
@@ -113,6 +113,16 @@ impl MetraleCudaBackend {
             }
             Err(_) => {}
         });
+    }
+
+    /// Pins an allocation and, where that is an arena, the part of it around `addr`.
+    pub(crate) fn pin(&self, pins: &mut Pins, id: u64, allocation: LiveAllocation, addr: u64) {
+        let is_arena = allocation.record.kind == AllocKind::Arena;
+        let part = if is_arena { self.book().ledger().sub_range_at(addr) } else { None };
+        pins.add(id, allocation);
+        if let Some(part) = part {
+            pins.add_part(id, part.as_allocation());
+        }
     }
 
     /// Whether a stream takes part in a capture of this driver's backends.
@@ -212,9 +222,28 @@ impl MetraleCudaBackend {
         call: &'static str,
         site: &'static Location<'static>,
     ) -> Result<Unpinned<'_>, PinnedByGraph> {
+        self.unpinned_as(Pin::of(kind, addr), call, site)
+    }
+
+    /// [`unpinned`](Self::unpinned) for a part of an arena that is given back.
+    pub(crate) fn unpinned_part(
+        &self,
+        addr: u64,
+        call: &'static str,
+        site: &'static Location<'static>,
+    ) -> Result<Unpinned<'_>, PinnedByGraph> {
+        self.unpinned_as(Pin::of_part(addr), call, site)
+    }
+
+    fn unpinned_as(
+        &self,
+        pin: Pin,
+        call: &'static str,
+        site: &'static Location<'static>,
+    ) -> Result<Unpinned<'_>, PinnedByGraph> {
         let lock = self.seat().room.lock_pins();
         if let Some(state) = &lock
-            && let Some((allocation, holders)) = state.pins.holders(Pin::of(kind, addr))
+            && let Some((allocation, holders)) = state.pins.holders(pin)
         {
             return Err(PinnedByGraph { call, site, allocation: Box::new(allocation.clone()), holders });
         }

@@ -10,17 +10,30 @@ use metrale_ledger::{AllocKind, LiveAllocation};
 
 use crate::gpu::GraphHandle;
 
-/// Which allocation: its base address, in the address space it lies in.
+/// Which allocation, or part of an arena: its base address, among those of its sort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Pin {
-    host: bool,
+    sort: Sort,
     base: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Sort {
+    Device,
+    Host,
+    /// Of an arena, whose first part begins where it does.
+    Part,
 }
 
 impl Pin {
     /// The allocation of that kind and base.
     pub(crate) fn of(kind: AllocKind, base: u64) -> Self {
-        Self { host: kind == AllocKind::Pinned, base }
+        Self { sort: if kind == AllocKind::Pinned { Sort::Host } else { Sort::Device }, base }
+    }
+
+    /// The part of an arena with that base.
+    pub(crate) fn of_part(base: u64) -> Self {
+        Self { sort: Sort::Part, base }
     }
 }
 
@@ -71,8 +84,16 @@ impl Pins {
 
     /// Notes that a capture or graph uses an allocation.
     pub(crate) fn add(&mut self, id: u64, allocation: LiveAllocation) {
+        self.add_as(id, Pin::of(allocation.record.kind, allocation.addr), allocation);
+    }
+
+    /// Notes that a capture or graph uses a part of an arena.
+    pub(crate) fn add_part(&mut self, id: u64, part: LiveAllocation) {
+        self.add_as(id, Pin::of_part(part.addr), part);
+    }
+
+    fn add_as(&mut self, id: u64, pin: Pin, allocation: LiveAllocation) {
         let Some(uses) = self.uses.get_mut(&id) else { return };
-        let pin = Pin::of(allocation.record.kind, allocation.addr);
         if uses.memory.insert(pin, allocation).is_none() {
             self.holders.entry(pin).or_default().push(id);
         }

@@ -5,7 +5,7 @@ use core::fmt;
 use std::panic::Location;
 
 use metrale_driver_sys::DriverError;
-use metrale_ledger::{AllocKind, ByteSize, SMALL_ALLOC_CHUNK, Snapshot};
+use metrale_ledger::{AllocKind, ByteSize, Label, SMALL_ALLOC_CHUNK, Snapshot};
 
 use crate::backend::MetraleCudaBackend;
 use crate::error::Remedy;
@@ -253,6 +253,7 @@ impl fmt::Display for OutOfMemory {
             }
             write!(f, "\n  largest {title}:")?;
             for Holder { name, bytes, count } in rows {
+                let name = Label(name);
                 write!(f, "\n  {:>14}  x{count:<6} {name}", ByteSize(*bytes).to_string())?;
             }
         }

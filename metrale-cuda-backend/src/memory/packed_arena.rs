@@ -216,12 +216,14 @@ impl PackedArena<'_> {
     ///
     /// # Errors
     /// [`ArenaError::NotAPart`]: given back before (with both lines), inside a part, or another's.
+    /// [`PinnedByGraph`](crate::PinnedByGraph) where a graph or a capture uses it.
     #[track_caller]
     pub fn give(&self, part: DevicePtr) -> Result<()> {
         if part.is_null() {
             return Ok(());
         }
         let site = Location::caller();
+        let _unpinned = self.backend.unpinned_part(part.0, "give", site)?;
         let mut space = self.space.lock();
         let offset = part.0.checked_sub(self.base.0).filter(|&offset| offset < self.bytes as u64);
         let cause = match offset {

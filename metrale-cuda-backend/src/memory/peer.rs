@@ -11,7 +11,7 @@ use crate::call::{Doing, ask, failed};
 use crate::error::BadArgument;
 use crate::event::stale;
 use crate::gpu::DevicePtr;
-use crate::graph::{Capturing, Uses};
+use crate::graph::{Capturing, Reach, Uses};
 use crate::memory::copy::{End, trace};
 use crate::stream::LEGACY_STREAM;
 
@@ -24,8 +24,10 @@ impl MetraleCudaBackend {
     ///
     /// Does not block. Valid on `stream`; to make work of the other device wait for it, record an event behind it and let a
     /// stream of `to` [wait](Self::wait_peer_event) for that. What was queued on the other device before is not
-    /// waited for. Recorded by a capture of `stream`, whose graph then keeps both ends from being freed. The devices need no
-    /// access to each other's memory: the driver goes by the host where they have none.
+    /// waited for. The devices need no access to each other's memory: the driver goes by the host where they have none.
+    ///
+    /// Within one device it is recorded by a capture of `stream`, whose graph then keeps both ends from being freed. Between
+    /// two it is refused while `stream` captures: `cuMemcpyPeerAsync` is no node of a graph, and breaks the capture.
     ///
     /// # Errors
     /// [`CopyOutOfBounds`](crate::CopyOutOfBounds) past the end of an allocation that the ledger of its own side knows;
@@ -59,7 +61,15 @@ impl MetraleCudaBackend {
         bytes: usize,
         stream: u64,
     ) -> Result<()> {
-        let gate = || self.not_beside_capture(stream, QUEUEING);
+        const ADVICE: &str =
+            "a copy from one device to another is no node of a graph; copy before or after the replay";
+        let gate = || {
+            self.not_beside_capture(stream, QUEUEING)?;
+            if self.ordinal() == to.ordinal() {
+                return Ok(());
+            }
+            self.outside_capture(Reach::Stream(stream), QUEUEING, ADVICE)
+        };
         if !self.may_copy_to(QUEUEING, gate, src, to, dst, bytes)? {
             return Ok(());
         }
@@ -169,11 +179,18 @@ impl MetraleCudaBackend {
             [src.0, dst.0].map(LaunchArg::Pointer).into_iter().chain([LaunchArg::U64(bytes as u64)]),
         );
         let (from_context, to_context) = (self.host().context(), to.host().context());
-        // SAFETY: neither end is host memory (`within`); the contexts are those of two hosts that are alive, the driver checks the
-        // addresses; the caller's promise for the stream.
-        let status =
-            unsafe { self.driver().cuMemcpyPeerAsync(dst.0, to_context, src.0, from_context, bytes, stream) };
-        let answer = check(DriverFn::cuMemcpyPeerAsync, status);
+        let answer = if self.ordinal() == to.ordinal() {
+            // A copy that names contexts is no node of a graph, even where both are one.
+            // SAFETY: neither end is host memory (`within`); the driver checks the addresses; the caller's promise for the stream.
+            let status = unsafe { self.driver().cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes, stream) };
+            check(DriverFn::cuMemcpyDtoDAsync_v2, status)
+        } else {
+            // SAFETY: as above; the contexts are those of two hosts that are alive.
+            let status = unsafe {
+                self.driver().cuMemcpyPeerAsync(dst.0, to_context, src.0, from_context, bytes, stream)
+            };
+            check(DriverFn::cuMemcpyPeerAsync, status)
+        };
         let uses = Uses::Peers { src: src.0, to, dst: dst.0 };
         self.submitted(stream, QUEUEING, answer, uses);
         answer.map_err(|error| self.peer_failed(error, src, to, dst, bytes))

@@ -122,6 +122,13 @@ impl ElementType {
         )
     }
 
+    /// Whether elements are packed below a byte, which devices of compute capability 10.0 and above read: an H200's driver
+    /// refuses such maps.
+    #[must_use]
+    pub const fn is_sub_byte(self) -> bool {
+        self.global_bits() < 8
+    }
+
     /// Whether sixteen elements are spread over 16 bytes, which has rules of its own.
     #[must_use]
     pub const fn is_padded(self) -> bool {
@@ -199,15 +206,25 @@ pub enum Swizzle {
     Bytes64,
     /// Within 128 bytes, 16 at a time.
     Bytes128,
-    /// Within 128 bytes, 32 at a time. Needs a driver of CUDA 12.8.
+    /// Within 128 bytes, 32 at a time. Needs a driver of CUDA 12.8 and a device of compute
+    /// capability 10.0.
     Bytes128Atom32,
-    /// Within 128 bytes, 32 at a time, with the halves of 16 exchanged in 8. Needs a driver of CUDA 12.8.
+    /// Within 128 bytes, 32 at a time, with the halves of 16 exchanged in 8. Needs a driver of CUDA 12.8 and a device of compute
+    /// capability 10.0.
     Bytes128Atom32Flip8,
-    /// Within 128 bytes, 64 at a time. Needs a driver of CUDA 12.8.
+    /// Within 128 bytes, 64 at a time. Needs a driver of CUDA 12.8 and a device of compute
+    /// capability 10.0.
     Bytes128Atom64,
 }
 
 impl Swizzle {
+    /// Whether it permutes more than 16 bytes at a time, which devices of compute capability 10.0 and above do: an H200's
+    /// driver refuses such maps.
+    #[must_use]
+    pub const fn has_wide_atoms(self) -> bool {
+        matches!(self, Self::Bytes128Atom32 | Self::Bytes128Atom32Flip8 | Self::Bytes128Atom64)
+    }
+
     /// The driver's number.
     #[must_use]
     pub const fn raw(self) -> CUtensorMapSwizzle {

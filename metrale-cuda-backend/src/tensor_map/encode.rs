@@ -62,10 +62,10 @@ impl MetraleCudaBackend {
         if !HAS_TENSORMAP {
             return Err(FeatureOff { feature: "tensormap" }.into());
         }
-        let arguments = spec.check_within(self.max_box_bytes())?;
-        let allocation_bytes = self.holds_tensor(spec)?;
         let capability = self.facts().compute_capability;
         let device = ComputeCapability::new(capability.major, capability.minor);
+        let arguments = spec.check_on(device, self.max_box_bytes())?;
+        let allocation_bytes = self.holds_tensor(spec)?;
         for warning in spec.warnings(Some(device), allocation_bytes) {
             tracing::warn!("tensor map at {}: {warning}", spec.address);
         }

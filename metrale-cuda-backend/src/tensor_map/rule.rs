@@ -6,6 +6,7 @@ use core::fmt;
 use metrale_ledger::ByteSize;
 
 use super::{ElementType, Interleave, Swizzle};
+use crate::arch::ComputeCapability;
 
 /// A broken rule. Indices count dimensions from the innermost, 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -150,6 +151,28 @@ pub enum TensorMapRule {
         /// The swizzle.
         swizzle: Swizzle,
     },
+    /// The device is of a generation before the type. Not seen by a check that does not know the device.
+    #[error("{element} needs a device of compute capability {needed}, and this one has {device}")]
+    ElementGeneration {
+        /// The type.
+        element: ElementType,
+        /// The first compute capability that has it.
+        needed: ComputeCapability,
+        /// The device's.
+        device: ComputeCapability,
+    },
+    /// The device is of a generation before the swizzle. Not seen by a check that does not know the device.
+    #[error(
+        "a swizzle of {swizzle} needs a device of compute capability {needed}, and this one has {device}"
+    )]
+    SwizzleGeneration {
+        /// The swizzle.
+        swizzle: Swizzle,
+        /// The first compute capability that has it.
+        needed: ComputeCapability,
+        /// The device's.
+        device: ComputeCapability,
+    },
     /// A padded type cannot be interleaved.
     #[error("{element} cannot be interleaved")]
     PaddedInterleave {
@@ -178,6 +201,7 @@ impl TensorMapRule {
     pub fn argument(&self) -> String {
         match self {
             Self::Rank { .. } | Self::InterleaveRank { .. } => "tensorRank".to_owned(),
+            Self::ElementGeneration { .. } => "tensorDataType".to_owned(),
             Self::Length { argument, .. } => (*argument).to_owned(),
             Self::NullAddress | Self::AddressAlignment { .. } => "globalAddress".to_owned(),
             Self::Dim { index, .. } => format!("globalDim[{index}]"),
@@ -191,7 +215,9 @@ impl TensorMapRule {
             }
             Self::BoxBytes { .. } => "boxDim".to_owned(),
             Self::ElementStride { index, .. } => format!("elementStrides[{index}]"),
-            Self::InterleaveSwizzle { .. } | Self::PaddedSwizzle { .. } => "swizzle".to_owned(),
+            Self::InterleaveSwizzle { .. } | Self::PaddedSwizzle { .. } | Self::SwizzleGeneration { .. } => {
+                "swizzle".to_owned()
+            }
             Self::PaddedInterleave { .. } => "interleave".to_owned(),
             Self::NanFill { .. } => "oobFill".to_owned(),
         }

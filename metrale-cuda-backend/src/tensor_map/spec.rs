@@ -20,6 +20,9 @@ const MAX_BOX_SIDE: u32 = 256;
 const MAX_ELEMENT_STRIDE: u32 = 8;
 /// The most bytes of a box on an H200: the shared memory of a multiprocessor.
 pub const MAX_BOX_BYTES: u64 = 228 << 10;
+/// The first devices that read types below a byte and swizzle more than 16 bytes at a time. An H200 (9.0) does neither:
+/// measured.
+const SUB_BYTE_TYPES_AND_WIDE_ATOMS: ComputeCapability = ComputeCapability::new(10, 0);
 /// Below this, padded rows are suspect on some devices.
 const SMALL_ALLOCATION_BYTES: u64 = 128 << 10;
 
@@ -215,7 +218,34 @@ impl TensorMapSpec {
     /// # Errors
     /// [`TensorMapError`] with all rules that are broken.
     pub fn check_within(&self, max_box_bytes: u64) -> Result<EncodeArguments, TensorMapError> {
-        let broken = self.broken_rules(max_box_bytes);
+        self.without(self.broken_rules(max_box_bytes))
+    }
+
+    /// [`check_within`](Self::check_within) for a device of this compute capability.
+    ///
+    /// # Errors
+    /// [`TensorMapError`] with all rules that are broken.
+    pub fn check_on(
+        &self,
+        device: ComputeCapability,
+        max_box_bytes: u64,
+    ) -> Result<EncodeArguments, TensorMapError> {
+        let mut broken = self.broken_rules(max_box_bytes);
+        let needed = SUB_BYTE_TYPES_AND_WIDE_ATOMS;
+        if device < needed {
+            let (element, swizzle) = (self.element, self.swizzle);
+            if element.is_sub_byte() {
+                broken.push(TensorMapRule::ElementGeneration { element, needed, device });
+            }
+            if swizzle.has_wide_atoms() {
+                broken.push(TensorMapRule::SwizzleGeneration { swizzle, needed, device });
+            }
+        }
+        self.without(broken)
+    }
+
+    /// The arguments, where no rule is broken.
+    fn without(&self, broken: Vec<TensorMapRule>) -> Result<EncodeArguments, TensorMapError> {
         if !broken.is_empty() {
             return Err(TensorMapError { broken });
         }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use metrale_driver_sim::{ContextGuard, on_both_drivers};
+use metrale_driver_sim::{ContextGuard, Profile, SimDriver, on_both_drivers};
 use metrale_driver_sys::{CUresult, CUtensorMap, DriverApi};
 use proptest::prelude::*;
 
@@ -384,14 +384,46 @@ fn ask(driver: &Arc<dyn DriverApi>, spec: &TensorMapSpec) -> CUresult {
     }
 }
 
+/// Asks the driver on both sides of each rule. What a device of this generation does not have it refuses on either side.
+fn hold_boundaries(driver: &Arc<dyn DriverApi>, device: ComputeCapability) {
+    for (name, inside, outside) in boundaries() {
+        let refused = inside.check_on(device, MAX_BOX_BYTES).is_err();
+        assert_eq!(ask(driver, &inside), CUresult::from(refused), "{name}, inside");
+        assert_eq!(ask(driver, &outside), 1, "{name}, outside");
+    }
+    let wide = [Swizzle::Bytes128Atom32, Swizzle::Bytes128Atom32Flip8, Swizzle::Bytes128Atom64];
+    for spec in wide.map(|swizzle| f16().swizzle(swizzle)) {
+        let refused = spec.check_on(device, MAX_BOX_BYTES).is_err();
+        assert_eq!(ask(driver, &spec), CUresult::from(refused), "{}", spec.swizzle);
+    }
+}
+
+#[test]
+fn a_device_is_told_from_one_that_came_later() {
+    let (h200, gb10) = (ComputeCapability::new(9, 0), ComputeCapability::new(12, 1));
+    let six = of(ElementType::U6Align16, &[1024, 64], &[768], &[128, 16]);
+    for (spec, argument) in [(six, "tensorDataType"), (f16().swizzle(Swizzle::Bytes128Atom64), "swizzle")] {
+        assert!(spec.check_on(gb10, MAX_BOX_BYTES).is_ok());
+        let error = spec.check_on(h200, MAX_BOX_BYTES).unwrap_err();
+        assert_eq!(error.broken.len(), 1, "{error}");
+        assert!(error.broken[0].argument() == argument && error.broken[0].is_the_drivers(), "{error}");
+        assert!(error.to_string().contains("compute capability 10.0, and this one has 9.0"), "{error}");
+    }
+}
+
+/// On the software driver only: no such device could be asked.
+#[test]
+fn a_later_device_takes_every_type_and_swizzle() {
+    let driver: Arc<dyn DriverApi> = Arc::new(SimDriver::new(Profile::gb10()));
+    let _context = ContextGuard::new(&driver, 0).unwrap();
+    hold_boundaries(&driver, ComputeCapability::new(12, 1));
+}
+
 on_both_drivers! {
     /// Just inside each rule the driver takes the map, just outside it does not.
     the_driver_has_each_rule_where_we_have_it(driver) {
         let _context = ContextGuard::new(&driver, 0).unwrap();
-        for (name, inside, outside) in boundaries() {
-            assert_eq!(ask(&driver, &inside), 0, "{name}, inside");
-            assert_eq!(ask(&driver, &outside), 1, "{name}, outside");
-        }
+        hold_boundaries(&driver, ComputeCapability::new(9, 0));
         // What it takes and we do not.
         let null = TensorMapSpec { address: DevicePtr::NULL, ..f16() };
         let narrow = of(ElementType::F16, &[1024, 512], &[2032], &[64, 64]);

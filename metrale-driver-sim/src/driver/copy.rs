@@ -221,6 +221,9 @@ impl Face {
                 let device = model.context_of(context)?;
                 model.alive(device)?;
             }
+            // Measured, with both contexts one and the same: 900 in relaxed mode, and the capture is lost.
+            let stream = model.stream(hStream)?;
+            model.not_while_capturing(stream)?;
             copy_on_device(model, dstDevice, srcDevice, ByteCount, hStream)
         })
     }

@@ -176,7 +176,8 @@ impl Face {
             };
             let profile = model.profiles.get(model.current_device().unwrap_or(0));
             let max_box_bytes = profile.map_or(0, |profile| profile.shared_per_multiprocessor_bytes);
-            let map = tensor_map::encode(&arguments, max_box_bytes.into())?;
+            let before_10 = profile.is_some_and(|profile| profile.compute_capability < (10, 0));
+            let map = tensor_map::encode(&arguments, max_box_bytes.into(), before_10)?;
             out.put(map);
             Ok(())
         })

@@ -226,6 +226,8 @@ pub(crate) fn device_attribute(profile: &Profile, number: u32, device: usize) ->
         a::MULTIPROCESSOR_COUNT => profile.multiprocessors as i32,
         L2_CACHE_BYTES => profile.l2_cache_bytes as i32,
         a::INTEGRATED => profile.integrated.into(),
+        // Measured on an H200: no. Modelled: integrated devices read the host's pages.
+        a::PAGEABLE_MEMORY_ACCESS => profile.integrated.into(),
         // Mapped host memory, concurrent kernels, stream priorities, cooperative launch.
         19 | 31 | 78 | 95 => 1,
         // Compute mode: default. Page tables shared with the host: no.

@@ -75,8 +75,19 @@ pub(crate) struct Arguments<'a> {
 
 /// The map, or status 1. A rank beyond [`MAX_RANK`] must not reach this far: its arrays need not be read. A box may take
 /// `max_box_bytes`, which is the shared memory of a multiprocessor: measured to the row on an H200.
-pub(crate) fn encode(arguments: &Arguments<'_>, max_box_bytes: u64) -> Result<CUtensorMap, CUresult> {
-    let map = TiledMap::new(arguments).filter(|map| is_accepted(map, max_box_bytes));
+///
+/// A device `before_10`, of a compute capability below 10.0, takes no type below a byte and no swizzle of more than 16 bytes
+/// at a time: measured on an H200.
+pub(crate) fn encode(
+    arguments: &Arguments<'_>,
+    max_box_bytes: u64,
+    before_10: bool,
+) -> Result<CUtensorMap, CUresult> {
+    let is_later = arguments.swizzle > c::SWIZZLE_128B
+        || element_bits(arguments.data_type).is_some_and(|bits| bits < 8)
+        || matches!(arguments.data_type, c::U4X16_ALIGN16B | c::U6X16_ALIGN16B);
+    let map =
+        TiledMap::new(arguments).filter(|map| is_accepted(map, max_box_bytes) && !(before_10 && is_later));
     map.map(|map| map.encoded()).ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
@@ -273,7 +284,7 @@ mod tests {
     #[test]
     fn a_map_keeps_what_it_was_made_of() {
         let arguments = Arguments { box_dims: &[64, 128, 1, 2, 3], ..PLAIN };
-        let map = TiledMap::decode(&encode(&arguments, MAX_BOX_BYTES).unwrap()).unwrap();
+        let map = TiledMap::decode(&encode(&arguments, MAX_BOX_BYTES, false).unwrap()).unwrap();
         assert_eq!(map, TiledMap::new(&arguments).unwrap());
         assert_eq!(map.element_strides, [1, 2, 8, 1, 3]);
         assert_eq!(TiledMap::decode(&CUtensorMap::default()), None);
@@ -295,14 +306,18 @@ mod tests {
             Arguments { strides_bytes: &[u64::MAX; 4], ..PLAIN },
         ];
         for arguments in refused {
-            assert_eq!(encode(&arguments, MAX_BOX_BYTES), Err(CUDA_ERROR_INVALID_VALUE), "{arguments:?}");
+            assert_eq!(
+                encode(&arguments, MAX_BOX_BYTES, false),
+                Err(CUDA_ERROR_INVALID_VALUE),
+                "{arguments:?}"
+            );
         }
     }
 
     #[test]
     fn the_largest_box_is_the_devices() {
         // 64 x 128 x 1 x 2 x 3 elements of two bytes.
-        assert!(encode(&PLAIN, 98_304).is_ok());
-        assert_eq!(encode(&PLAIN, 98_303), Err(CUDA_ERROR_INVALID_VALUE));
+        assert!(encode(&PLAIN, 98_304, true).is_ok());
+        assert_eq!(encode(&PLAIN, 98_303, false), Err(CUDA_ERROR_INVALID_VALUE));
     }
 }
