@@ -3,8 +3,8 @@
 //!
 //! | [`Remedy`] | causes |
 //! |---|---|
-//! | [`FreeAndRetry`](Remedy::FreeAndRetry) | [`OutOfMemory`] |
-//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`], [`NotDeviceMemory`], [`FreeError`], [`StalePinned`], [`ConfigError`], [`PreflightError`], [`NTileError`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
+//! | [`FreeAndRetry`](Remedy::FreeAndRetry) | [`OutOfMemory`] of what can fit |
+//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`CopyOutOfBounds`], [`NotDeviceMemory`], [`FreeError`], [`StalePinned`], [`ConfigError`], [`OutOfMemory`] of more than the device has, [`PreflightError`], [`NTileError`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
 //! | [`Relaunch`](Remedy::Relaunch) | [`ContextLost`], [`KernelFault`], and whatever carries a status the context does not survive |
 //! | [`ReportBug`](Remedy::ReportBug) | [`LedgerConflict`], statuses that no call of ours should bring |
 //!
@@ -59,8 +59,8 @@ pub fn remedy(error: &anyhow::Error) -> Option<Remedy> {
             Some(remedy_of_status(cause.error.status))
         } else if let Some(cause) = cause.downcast_ref::<DriverError>() {
             Some(remedy_of_status(cause.status))
-        } else if cause.is::<OutOfMemory>() {
-            Some(Remedy::FreeAndRetry)
+        } else if let Some(cause) = cause.downcast_ref::<OutOfMemory>() {
+            Some(cause.remedy())
         } else if cause.is::<ContextLost>() || cause.is::<KernelFault>() {
             Some(Remedy::Relaunch)
         } else if let Some(cause) = cause.downcast_ref::<LedgerConflict>() {

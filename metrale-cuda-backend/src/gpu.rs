@@ -268,7 +268,9 @@ pub trait GpuBackend: Send + Sync {
     /// As [`copy_h2d`](Self::copy_h2d); [`BadArgument`](crate::BadArgument) where `dst` is no multiple of 4.
     fn memset_d32_async(&self, dst: DevicePtr, value: u32, words: usize, stream: u64) -> Result<()>;
 
-    /// Makes a stream that does not synchronize with the legacy stream. Does not block. About 0.5 MiB of device memory.
+    /// Makes a stream that does not synchronize with the legacy stream. Does not block. The driver takes a
+    /// page of 2 MiB of device memory for the second stream of a context and for every fourth after it, and keeps it
+    /// (measured on an H200).
     ///
     /// # Errors
     /// As the trait says.

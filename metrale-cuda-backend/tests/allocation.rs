@@ -76,7 +76,10 @@ on_both_drivers! {
         let backend = backend(driver);
         let total = backend.facts().total_bytes;
         for bytes in [total as usize + 1, usize::MAX] {
-            let error = backend.alloc(bytes).unwrap_err().downcast::<OutOfMemory>().expect("typed");
+            let error = backend.alloc(bytes).unwrap_err();
+            // No freeing helps it.
+            assert_eq!(remedy(&error), Some(Remedy::FixCall));
+            let error = error.downcast::<OutOfMemory>().expect("typed");
             assert_eq!(error.driver, None);
             assert_eq!(error.verdict, Verdict::AboveTotal { excess_bytes: bytes as u64 - total });
             assert!(error.to_string().contains("the driver was not asked"), "{error}");

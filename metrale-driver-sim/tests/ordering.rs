@@ -159,6 +159,18 @@ fn long_chains_between_streams_neither_overflow_nor_deadlock() {
     assert_eq!(cuda.bytes(a), 19_999u32.to_le_bytes());
 }
 
+/// On the software driver only: the H200 answered 709 in one run and crashed in another.
+#[test]
+fn destroyed_event_is_told_from_a_null_one() {
+    let driver: Arc<dyn DriverApi> = Arc::new(sim());
+    let _guard = ContextGuard::new(&driver, 0).unwrap();
+    let cuda = Cuda::new(&driver);
+    let event = cuda.event(0).unwrap();
+    assert_eq!(cuda.event_destroy(event), 0);
+    assert_eq!((cuda.event_query(event), cuda.event_sync(event)), (709, 709));
+    assert_eq!(cuda.event_destroy(event), 709);
+}
+
 on_both_drivers! {
     /// Blocking streams and the legacy stream wait for each other; non-blocking ones join by events.
     legacy_order(driver; sim: sim()) {
@@ -213,14 +225,9 @@ on_both_drivers! {
         assert_eq!((cuda.stream_destroy(s), cuda.free(a)), (0, 0));
     }
 
-    /// An event that was destroyed is told from a null one. (A handle that never was an event crashes a real driver.)
-    destroyed_event(driver; sim: sim()) {
+    null_event(driver; sim: sim()) {
         let _guard = ContextGuard::new(&driver, 0).unwrap();
         let cuda = Cuda::new(&driver);
-        let event = cuda.event(0).unwrap();
-        assert_eq!(cuda.event_destroy(event), 0);
-        assert_eq!((cuda.event_query(event), cuda.event_sync(event)), (709, 709));
-        assert_eq!(cuda.event_destroy(event), 709);
         assert_eq!((cuda.event_query(0), cuda.event_sync(0), cuda.event_destroy(0)), (400, 400, 400));
     }
 

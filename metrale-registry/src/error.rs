@@ -188,11 +188,8 @@ impl fmt::Display for ModuleLoadError {
     }
 }
 
-impl core::error::Error for ModuleLoadError {
-    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
-        Some(&self.error)
-    }
-}
+// No source: `Display` says the driver's answer already, and a chain would say it twice.
+impl core::error::Error for ModuleLoadError {}
 
 /// Why a registry was not released.
 #[derive(Debug, thiserror::Error)]

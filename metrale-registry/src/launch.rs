@@ -143,11 +143,8 @@ impl fmt::Display for LaunchExcess {
     }
 }
 
-impl core::error::Error for LaunchError {
-    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
-        Some(&self.error)
-    }
-}
+// No source: `Display` says the driver's answer already, and a chain would say it twice.
+impl core::error::Error for LaunchError {}
 
 /// Launches, with no opt-in.
 ///

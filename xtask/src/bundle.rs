@@ -5,6 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 
 /// The script, the same for this machine and for one without Rust.
 const RUN_SH: &str = include_str!("run.sh");
@@ -28,8 +30,8 @@ pub(crate) struct Program {
 pub(crate) enum Placing {
     /// As it is, by a link where the file system has them.
     Linked,
-    /// As a copy, to go elsewhere.
-    Copied,
+    /// To go elsewhere: test programs packed by gzip, which `run.sh` unpacks, since each holds the same libraries again.
+    Packed,
 }
 
 /// Checks that `dir` may be written: absent, empty, or made here before.
@@ -57,7 +59,10 @@ pub(crate) fn make(dir: &Path, programs: &[Program], metrale: Option<&Path>, pla
     write(&dir.join(MARKER), "Made by `cargo xtask gpu-test`, which may delete this folder.\n")?;
     let mut table = String::new();
     for program in programs {
-        place(&program.path, &folder.join(&program.name), placing)?;
+        match placing {
+            Placing::Linked => place(&program.path, &folder.join(&program.name), placing)?,
+            Placing::Packed => pack(&program.path, &folder.join(format!("{}.gz", program.name)))?,
+        }
         for test in &program.tests {
             table.push_str(&format!("{}\t{test}\n", program.name));
         }
@@ -115,6 +120,17 @@ fn place(from: &Path, to: &Path, placing: Placing) -> Result<()> {
     Ok(())
 }
 
+/// Writes a file in the gzip format.
+fn pack(from: &Path, to: &Path) -> Result<()> {
+    let packing = || -> std::io::Result<()> {
+        let mut reader = fs::File::open(from)?;
+        let mut writer = GzEncoder::new(fs::File::create(to)?, Compression::default());
+        std::io::copy(&mut reader, &mut writer)?;
+        writer.finish()?.sync_all()
+    };
+    packing().with_context(|| format!("packing {} as {}", from.display(), to.display()))
+}
+
 fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("writing {}", path.display()))
 }
@@ -133,6 +149,8 @@ fn executable(_: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
 
     fn program(dir: &Path) -> Program {
@@ -147,7 +165,7 @@ mod tests {
         let theirs = dir.path().join("theirs");
         fs::create_dir(&theirs).unwrap();
         fs::write(theirs.join("letter"), "dear").unwrap();
-        let error = make(&theirs, &[], None, Placing::Copied).unwrap_err().to_string();
+        let error = make(&theirs, &[], None, Placing::Packed).unwrap_err().to_string();
         assert!(error.contains("was not made by"), "{error}");
         assert_eq!(fs::read_to_string(theirs.join("letter")).unwrap(), "dear");
         assert!(!theirs.join("run.sh").exists());
@@ -157,23 +175,34 @@ mod tests {
     fn own_folder_is_made_anew_and_guests_stay() {
         let dir = tempfile::tempdir().unwrap();
         let ours = dir.path().join("ours");
-        make(&ours, &[program(dir.path())], None, Placing::Copied).unwrap();
+        make(&ours, &[program(dir.path())], None, Placing::Packed).unwrap();
         assert_eq!(
             fs::read_to_string(ours.join("tests.tsv")).unwrap(),
             "crate.topic\ta::device\ncrate.topic\tb::device\n"
         );
-        assert!(ours.join("programs/crate.topic").is_file());
+        assert!(ours.join("programs/crate.topic.gz").is_file());
         fs::write(ours.join("notes"), "mine").unwrap();
         make(&ours, &[], None, Placing::Linked).unwrap();
         assert_eq!(fs::read_to_string(ours.join("tests.tsv")).unwrap(), "");
-        assert!(!ours.join("programs/crate.topic").exists());
+        assert!(!ours.join("programs/crate.topic.gz").exists());
         assert!(ours.join("notes").is_file());
+    }
+
+    #[test]
+    fn packed_programs_come_out_as_they_went_in() {
+        let dir = tempfile::tempdir().unwrap();
+        let ours = dir.path().join("ours");
+        make(&ours, &[program(dir.path())], None, Placing::Packed).unwrap();
+        let mut text = String::new();
+        let packed = fs::File::open(ours.join("programs/crate.topic.gz")).unwrap();
+        flate2::read::GzDecoder::new(packed).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "#!/bin/sh\n");
     }
 
     #[test]
     fn sizes_are_of_every_file_largest_first() {
         let dir = tempfile::tempdir().unwrap();
-        make(&dir.path().join("b"), &[program(dir.path())], None, Placing::Copied).unwrap();
+        make(&dir.path().join("b"), &[program(dir.path())], None, Placing::Packed).unwrap();
         let sizes = sizes(&dir.path().join("b")).unwrap();
         assert_eq!(sizes.len(), 4);
         assert_eq!(sizes[0].0, RUN_SH.len() as u64);

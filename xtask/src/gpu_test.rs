@@ -73,7 +73,7 @@ fn make_bundle(dir: &Path, args: &Args) -> Result<()> {
         count > 0,
         "the workspace holds no GPU test: an ignored one whose path ends in `::device` or `::two_devices`"
     );
-    bundle::make(dir, &built.programs, Some(&built.metrale), Placing::Copied)?;
+    bundle::make(dir, &built.programs, Some(&built.metrale), Placing::Packed)?;
 
     let sizes = bundle::sizes(dir)?;
     let total: u64 = sizes.iter().map(|(size, _)| size).sum();

@@ -3,10 +3,13 @@
 #![cfg(unix)]
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use tempfile::TempDir;
 
 const RUN_SH: &str = include_str!("../src/run.sh");
@@ -34,7 +37,12 @@ impl Bundle {
         fs::create_dir(dir.path().join("programs")).unwrap();
         let mut table = String::new();
         for (program, test) in rows {
-            if *program != "missing" {
+            if let Some(name) = program.strip_prefix("packed") {
+                let packed = fs::File::create(dir.path().join(format!("programs/packed{name}.gz"))).unwrap();
+                let mut packed = GzEncoder::new(packed, Compression::default());
+                packed.write_all(FAKE.as_bytes()).unwrap();
+                packed.finish().unwrap();
+            } else if *program != "missing" {
                 script(&dir.path().join("programs").join(program), FAKE);
             }
             table.push_str(&format!("{program}\t{test}\n"));
@@ -90,6 +98,22 @@ impl Ended {
     fn says(&self, part: &str) {
         assert!(self.out.contains(part), "{}{}", self.out, self.err);
     }
+}
+
+#[test]
+fn packed_programs_run_and_leave_nothing_behind() {
+    let bundle =
+        Bundle::new(&[("packed", "good::device"), ("packed", "other::device"), ("plain", "good::device")]);
+    let scratch = tempfile::tempdir().unwrap();
+    let ended = bundle.run(&[("TMPDIR", scratch.path().to_str().unwrap())], &[]);
+    assert_eq!(ended.code, 0, "{}{}", ended.out, ended.err);
+    assert!(ended.out.ends_with("3 passed, 0 failed\n"), "{}", ended.out);
+    assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
+
+    fs::write(bundle.path().join("programs/packed.gz"), "torn").unwrap();
+    let ended = bundle.run(&[], &[]);
+    assert_eq!(ended.code, 1);
+    assert!(ended.out.ends_with("1 passed, 2 failed\n"), "{}", ended.out);
 }
 
 #[test]

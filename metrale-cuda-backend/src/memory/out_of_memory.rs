@@ -8,6 +8,7 @@ use metrale_driver_sys::DriverError;
 use metrale_ledger::{AllocKind, ByteSize, SMALL_ALLOC_CHUNK, Snapshot};
 
 use crate::backend::MetraleCudaBackend;
+use crate::error::Remedy;
 
 /// Rows shown of call sites and of scopes.
 const ROWS: usize = 5;
@@ -95,6 +96,18 @@ pub struct OutOfMemory {
     pub verdict: Verdict,
     /// The driver's answer; `None` where it was not asked, since the request is above the total.
     pub driver: Option<DriverError>,
+}
+
+impl OutOfMemory {
+    /// What the caller can do: no freeing helps a request for more than the device has.
+    #[must_use]
+    pub fn remedy(&self) -> Remedy {
+        if self.kind != AllocKind::Pinned && self.requested_bytes > self.total_bytes {
+            Remedy::FixCall
+        } else {
+            Remedy::FreeAndRetry
+        }
+    }
 }
 
 impl MetraleCudaBackend {
