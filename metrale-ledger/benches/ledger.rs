@@ -33,7 +33,7 @@ fn side<T: Pair + Default>(group: &mut BenchmarkGroup<'_, WallTime>, name: &str,
     for threads in THREADS {
         let id = BenchmarkId::new(format!("{name}, {live} live"), format!("{threads} threads"));
         group.bench_function(id, |b| {
-            b.iter_custom(|pairs| run(&side, live, threads, pairs, Pattern::Jump));
+            b.iter_custom(|pairs| run(&side, live, threads, pairs, Pattern::Jump, 0));
         });
     }
 }

@@ -151,11 +151,8 @@ impl Calls {
 impl Drop for Calls {
     fn drop(&mut self) {
         let backend = &self.backend;
-        let outcomes = [
-            backend.destroy_event(self.event),
-            backend.destroy_stream(self.made),
-            backend.free(self.held),
-        ];
+        let outcomes =
+            [backend.destroy_event(self.event), backend.destroy_stream(self.made), backend.free(self.held)];
         outcomes.into_iter().collect::<Result<()>>().expect("all is the backend's");
     }
 }

@@ -9,14 +9,11 @@ use metrale_ledger::Ledger;
 use parking_lot::Mutex;
 
 use crate::median;
-use crate::sides::{
-    LIVE, Least, Pattern, Records, THREADS, filled, one_pair, planned, run, scoped,
-};
+use crate::sides::{LIVE, Least, Pattern, Records, THREADS, filled, one_pair, planned, run, scoped};
 use crate::table::{Figure, Table, Target};
 
+/// Rounds of a read.
 const ROUNDS: usize = 9;
-/// Pairs of a round, of all threads.
-const PAIRS: u64 = 200_000;
 /// Live allocations at which reads are measured.
 const READ: [u64; 3] = [1_000, 25_000, 1_000_000];
 /// Recorders held up while others read.
@@ -29,16 +26,16 @@ pub(crate) fn pairs(table: &mut Table) {
     for live in LIVE {
         let (ledger, least, records): (Ledger, Least, Mutex<Records>) =
             (filled(live), filled(live), filled(live));
-        for (threads, pattern) in
-            THREADS.into_iter().flat_map(|n| [(n, Pattern::Place), (n, Pattern::Jump)])
+        for (threads, pattern) in THREADS.into_iter().flat_map(|n| [(n, Pattern::Place), (n, Pattern::Jump)])
         {
+            // One thread is mostly through before the operating system puts it aside; several must meet for a while.
+            let (rounds, pairs) = if threads == 1 { (201, 5_000) } else { (9, 200_000 / threads) };
             let mut times = [const { Vec::new() }; 3];
-            let pairs = PAIRS / threads;
             let each = |took: Duration| took.as_nanos() as f64 / pairs as f64;
-            for _ in 0..ROUNDS {
-                times[0].push(each(run(&ledger, live, threads, pairs, pattern)));
-                times[1].push(each(run(&least, live, threads, pairs, pattern)));
-                times[2].push(each(run(&records, live, threads, pairs, pattern)));
+            for round in 0..rounds {
+                times[0].push(each(run(&ledger, live, threads, pairs, pattern, round)));
+                times[1].push(each(run(&least, live, threads, pairs, pattern, round)));
+                times[2].push(each(run(&records, live, threads, pairs, pattern, round)));
             }
             let [ledger, least, records] = times.map(|of| Figure::Nanos(median(of)));
             let places = if pattern == Pattern::Place { "one place" } else { "jumping" };
@@ -92,37 +89,38 @@ pub(crate) fn reads(table: &mut Table) {
     }
 }
 
-/// The longest that one pair takes while another thread takes a report, and while none does: the medians over many
-/// reports, since now and then the operating system puts a recorder aside for longer than any reader does.
+/// The longest that one pair takes while another thread takes reports, and while none does: the medians over many rounds,
+/// since now and then the operating system puts a recorder aside for longer than any reader does.
 fn longest_waits(ledger: &Ledger) -> (f64, f64) {
-    let longest = AtomicU64::new(0);
+    let (longest, pairs) = (AtomicU64::new(0), AtomicU64::new(0));
     let stop = AtomicBool::new(false);
     std::thread::scope(|s| {
         for n in 0..RECORDERS {
-            let (longest, stop) = (&longest, &stop);
+            let (longest, pairs, stop) = (&longest, &pairs, &stop);
             s.spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
                     let begin = Instant::now();
                     one_pair(ledger, n);
                     longest.fetch_max(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+                    pairs.fetch_add(1, Ordering::Relaxed);
                 }
             });
         }
-        let while_read = |read: &dyn Fn()| {
-            let rounds = (0..101).map(|_| {
+        let while_busy = |read: &dyn Fn()| {
+            let rounds = (0..51).map(|_| {
                 longest.store(0, Ordering::Relaxed);
-                read();
+                let first = pairs.load(Ordering::Relaxed);
+                while pairs.load(Ordering::Relaxed) < first + 1000 {
+                    read();
+                }
                 longest.load(Ordering::Relaxed) as f64
             });
             median(rounds.collect())
         };
-        let report = || {
+        let waits = while_busy(&|| {
             black_box(ledger.report(20, 1));
-        };
-        let begin = Instant::now();
-        let waits = while_read(&report);
-        let took = begin.elapsed() / 101;
-        let idle = while_read(&|| std::thread::sleep(took));
+        });
+        let idle = while_busy(&std::hint::spin_loop);
         stop.store(true, Ordering::Relaxed);
         (waits, idle)
     })

@@ -141,23 +141,37 @@ pub(crate) enum Pattern {
     Jump,
 }
 
-/// How long `pairs` take the thread that makes them, `threads` of them at once, on a side that holds `live`.
-pub(crate) fn run(side: &impl Pair, live: u64, threads: u64, pairs: u64, pattern: Pattern) -> Duration {
+/// How long `pairs` take the thread that makes them, `threads` of them at once, on a side that holds `live`. Of rounds that
+/// jump, each one begins where the last one ended.
+pub(crate) fn run(
+    side: &impl Pair,
+    live: u64,
+    threads: u64,
+    pairs: u64,
+    pattern: Pattern,
+    round: u64,
+) -> Duration {
+    let work = |t: u64| {
+        let begin = Instant::now();
+        for i in round * pairs..(round + 1) * pairs {
+            // What is live takes the first `live` places; threads take turns in the rest.
+            let turn = if pattern == Pattern::Jump { i * threads + t } else { t };
+            let addr = address(live + turn % (PLACES - live));
+            side.record(black_box(addr));
+            side.forget(black_box(addr));
+        }
+        begin.elapsed()
+    };
+    if threads == 1 {
+        return work(0);
+    }
     let start = Barrier::new(threads as usize);
     let times: Vec<Duration> = std::thread::scope(|s| {
+        let (start, work) = (&start, &work);
         let run = |t: u64| {
-            let start = &start;
             move || {
                 start.wait();
-                let begin = Instant::now();
-                for i in 0..pairs {
-                    // What is live takes the first `live` places; threads take turns in the rest.
-                    let turn = if pattern == Pattern::Jump { i * threads + t } else { t };
-                    let addr = address(live + turn % (PLACES - live));
-                    side.record(black_box(addr));
-                    side.forget(black_box(addr));
-                }
-                begin.elapsed()
+                work(t)
             }
         };
         let handles: Vec<_> = (0..threads).map(|t| s.spawn(run(t))).collect();
