@@ -202,7 +202,7 @@ impl Space {
         let place = page.room(offset, bytes)?;
         let first = page.is_untouched();
         page.put(place, Entry { offset, bytes, item });
-        let flips = page.touch(Touch::Device { small: true }, true);
+        let flips = page.touch_small(true);
         if first {
             pages.note_touched();
         }
@@ -276,7 +276,7 @@ impl Space {
     pub(crate) fn remove_small(&mut self, addr: u64) -> Option<(Standing, Flips)> {
         let (number, offset) = locate(addr);
         let at = number as usize & (self.shards.len() - 1);
-        let (entry, flips) = self.shards[at].pages.remove(number, offset, Entry::is_small)?;
+        let (entry, flips) = self.shards[at].pages.remove_small(number, offset)?;
         Some((Standing { addr, bytes: entry.bytes as usize, item: entry.item }, flips))
     }
 
@@ -287,7 +287,7 @@ impl Space {
             self.overlapped -= 1;
         }
         let (number, offset) = locate(gone.addr);
-        if let Some((_, flips)) = self.shard_mut(number).pages.remove(number, offset, |_| true) {
+        if let Some((_, flips)) = self.shard_mut(number).pages.remove(number, offset) {
             return flips.into();
         }
         let Some(extent) = Extent::new(gone.addr, gone.bytes) else {

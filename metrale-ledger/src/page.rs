@@ -168,8 +168,16 @@ impl List {
     /// How many entries begin before `offset`.
     #[inline]
     fn before(&self, offset: u32) -> usize {
-        // One for each stretch before, at least, and at most all the crowded ones more.
-        let mut at = (self.begun & below(self.stretch(offset))).count_ones() as usize;
+        let earlier = self.begun & below(self.stretch(offset));
+        // Nothing before, or nothing else: no need to count bits, for which many processors are built to lack a word.
+        let mut at = if earlier == 0 {
+            0
+        } else if earlier == self.begun {
+            return self.entries.len();
+        } else {
+            // One for each stretch before, at least, and at most all the crowded ones more.
+            earlier.count_ones() as usize
+        };
         if self.crowded > 8 {
             let most = self.entries.len().min(at + self.crowded as usize + 1);
             return at + self.entries[at..most].partition_point(|e| e.offset < offset);
@@ -207,10 +215,14 @@ impl List {
         } else {
             self.entries.remove(at);
         }
+        if self.crowded == 0 {
+            self.begun &= !(1 << stretch);
+            return;
+        }
         let begins_there = |at: Option<usize>| {
             at.and_then(|at| self.entries.get(at)).is_some_and(|e| self.stretch(e.offset) == stretch)
         };
-        if self.crowded > 0 && (begins_there(Some(at)) || begins_there(at.checked_sub(1))) {
+        if begins_there(Some(at)) || begins_there(at.checked_sub(1)) {
             self.crowded -= 1;
         } else {
             self.begun &= !(1 << stretch);
@@ -427,6 +439,20 @@ impl Page {
         if *count > u32::from(add) { Flips::default() } else { self.flips(touch, add) }
     }
 
+    /// [`touch`](Self::touch) for a small device allocation.
+    #[inline]
+    pub(crate) fn touch_small(&mut self, add: bool) -> Flips {
+        self.small = if add { self.small + 1 } else { self.small - 1 };
+        if self.small > u32::from(add) {
+            return Flips::default();
+        }
+        if self.large | self.arena == 0 {
+            let step = if add { 1 } else { -1 };
+            return Flips { device: step, arena_only: 0, small: step };
+        }
+        self.flips(Touch::Device { small: true }, add)
+    }
+
     /// What the first or last touch of its sort flips.
     #[inline(never)]
     fn flips(&self, touch: Touch, add: bool) -> Flips {
@@ -533,21 +559,28 @@ impl Pages {
         at
     }
 
-    /// Removes the entry that begins at `offset` of that page, if it is of that kind.
-    #[inline]
-    pub(crate) fn remove(
-        &mut self,
-        number: u64,
-        offset: u32,
-        fits: impl FnOnce(&Entry) -> bool,
-    ) -> Option<(Entry, Flips)> {
+    /// Removes the entry that begins at `offset` of that page.
+    pub(crate) fn remove(&mut self, number: u64, offset: u32) -> Option<(Entry, Flips)> {
         let page = self.get_mut(number)?;
         let (place, &entry) = page.find(offset)?;
-        if !fits(&entry) {
+        page.take(place);
+        let flips = page.touch(Touch::of(entry.item.kind, entry.bytes as usize), false);
+        if page.is_untouched() {
+            self.note_untouched(number);
+        }
+        Some((entry, flips))
+    }
+
+    /// [`remove`](Self::remove) for a small device allocation.
+    #[inline]
+    pub(crate) fn remove_small(&mut self, number: u64, offset: u32) -> Option<(Entry, Flips)> {
+        let page = self.get_mut(number)?;
+        let (place, &entry) = page.find(offset)?;
+        if !entry.is_small() {
             return None;
         }
         page.take(place);
-        let flips = page.touch(Touch::of(entry.item.kind, entry.bytes as usize), false);
+        let flips = page.touch_small(false);
         if page.is_untouched() {
             self.note_untouched(number);
         }

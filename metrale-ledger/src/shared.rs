@@ -21,7 +21,7 @@ use crate::group::{Key, NO_LABEL};
 use crate::index::{Extent, Standing, locate};
 use crate::meter::{Change, Lane};
 use crate::misuse::{ForgetError, FreedBy, Recorded, Tombstone};
-use crate::page::{Entry, Item, Touch};
+use crate::page::{Entry, Item};
 use crate::shard::Shard;
 use crate::snapshot::Totals;
 use crate::sync::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -468,7 +468,7 @@ impl Shared {
         }
         let Some(at) = page.room(offset, bytes as u32) else { return Dealt::TakesWhole };
         let first = page.is_untouched();
-        let counts = page.touch(Touch::of(AllocKind::Device, bytes), true);
+        let counts = page.touch_small(true);
         let change = Change::of(AllocKind::Device, bytes, true, counts);
         let (index, after, back) = self.count(&change);
         let item = Item { index, group, kind: AllocKind::Device, overlapped: false, free_refused: false };
@@ -487,7 +487,7 @@ impl Shared {
         let (number, offset) = locate(addr);
         let mut place = self.shards[number as usize % SHARDS].lock();
         let Some(shard) = place.as_mut() else { return Dealt::TakesWhole };
-        let Some((entry, counts)) = shard.pages.remove(number, offset, Entry::is_small) else {
+        let Some((entry, counts)) = shard.pages.remove_small(number, offset) else {
             return Dealt::TakesWhole;
         };
         let bytes = entry.bytes as usize;
