@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 
 use crate::SMALL_ALLOC_CHUNK;
-use crate::page::{Entry, Flips, Item, PAGE_SHIFT, Page, PageCounts, Touch};
+use crate::page::{Entry, Flips, Item, PAGE_SHIFT, Page, PageCounts, Touch, Where};
 use crate::shard::Shard;
 
 /// The bytes of an allocation, as an inclusive range that ends with the address space.
@@ -190,13 +190,13 @@ impl Space {
     /// Inserts what lies in one page, where neither a neighbour nor a spanning one is in the way; None, and nothing
     /// changed, where something may be. To be asked only while the space [is plain](Self::is_plain).
     #[inline]
-    pub(crate) fn insert_clean(&mut self, addr: u64, bytes: u32, item: Item) -> Option<Flips> {
+    pub(crate) fn insert_clean(&mut self, addr: u64, bytes: u32, item: Item, place: Where) -> Option<Flips> {
         let (number, offset) = locate(addr);
         let at = number as usize & (self.shards.len() - 1);
         let pages = &mut self.shards[at].pages;
         let page = pages.open(number);
         // A page in which something lies whole, with no end of a spanning allocation, is inside none.
-        if !(page.is_occupied() && page.spanning == 0 || self.spanning.is_empty()) {
+        if !(page.is_occupied() && page.spanning == 0 || self.spanning.is_empty()) || !page.suits(place) {
             return None;
         }
         let place = page.room(offset, bytes)?;

@@ -33,6 +33,14 @@ impl Touch {
     }
 }
 
+/// Where an allocation may be recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Where {
+    Anywhere,
+    /// In a page that a device allocation touches already.
+    HeldPage,
+}
+
 /// Distinct pages by what touches them, or a change of these numbers; sums wrap, so that a change may be negative, and so
 /// that a count that overlaps put beyond what there is comes back right when they end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -290,6 +298,11 @@ impl Page {
     #[inline]
     pub(crate) fn is_untouched(&self) -> bool {
         self.occupied == 0 && self.spanning == 0
+    }
+
+    #[inline]
+    pub(crate) fn suits(&self, place: Where) -> bool {
+        place == Where::Anywhere || self.small | self.large != 0
     }
 
     /// The last entry of the regions before this one.

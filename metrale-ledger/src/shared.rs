@@ -21,7 +21,7 @@ use crate::group::{Key, NO_LABEL};
 use crate::index::{Extent, Standing, locate};
 use crate::meter::{Change, Lane};
 use crate::misuse::{ForgetError, FreedBy, Recorded, Tombstone};
-use crate::page::{Entry, Item};
+use crate::page::{Entry, Item, Where};
 use crate::shard::Shard;
 use crate::snapshot::Totals;
 use crate::sync::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -439,6 +439,7 @@ impl Shared {
         bytes: usize,
         site: &'static Location<'static>,
         scope: Option<u32>,
+        allowed: Where,
     ) -> Dealt<Recorded> {
         let (number, offset) = locate(addr);
         let mut place = self.shards[number as usize % SHARDS].lock();
@@ -456,6 +457,9 @@ impl Shared {
         };
         let spanning_state = shard.spanning_state;
         let page = shard.pages.open(number);
+        if !page.suits(allowed) {
+            return Dealt::TakesWhole;
+        }
         // As for the whole; what is known of an empty page stays true, since nothing spanning comes while this is dealt out.
         let sure = page.is_occupied() && page.spanning == 0 || page.clear_as_of == spanning_state;
         if !sure {
@@ -538,7 +542,7 @@ impl Shared {
         if self.dealt.load(Relaxed)
             && kind == AllocKind::Device
             && is_small(addr, bytes)
-            && let Some(done) = self.finish(self.record_dealt(addr, bytes, site, scope))
+            && let Some(done) = self.finish(self.record_dealt(addr, bytes, site, scope, Where::Anywhere))
         {
             return done;
         }
@@ -546,6 +550,27 @@ impl Shared {
         let answer = core.book.record(addr, bytes, site, kind, scope);
         self.done_often(&mut core);
         answer
+    }
+
+    /// [`record`](Self::record) for a small device allocation in a page that is held already; else nothing is done.
+    #[inline]
+    pub(crate) fn record_beside(
+        &self,
+        addr: u64,
+        bytes: usize,
+        site: &'static Location<'static>,
+        scope: Option<u32>,
+    ) -> Option<Recorded> {
+        if self.dealt.load(Relaxed) {
+            if !is_small(addr, bytes) {
+                return None;
+            }
+            return self.finish(self.record_dealt(addr, bytes, site, scope, Where::HeldPage));
+        }
+        let mut core = self.whole_often();
+        let done = core.book.record_small(addr, bytes, site, scope, Where::HeldPage)?;
+        self.done_often(&mut core);
+        Some(done)
     }
 
     /// Takes a small device allocation off, if there is one; else it is left to `otherwise`. The answer is made where it is
