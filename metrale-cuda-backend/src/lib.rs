@@ -61,6 +61,7 @@ mod face;
 mod fault_probe;
 mod gpu;
 mod graveyard;
+mod handle_map;
 mod handles;
 mod launch;
 pub mod memory;
