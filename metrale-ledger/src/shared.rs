@@ -470,13 +470,15 @@ impl Shared {
                 return Dealt::TakesWhole;
             }
         }
-        let Some(at) = page.room(offset, bytes as u32) else { return Dealt::TakesWhole };
+        if !page.has_room(offset, bytes as u32) {
+            return Dealt::TakesWhole;
+        }
         let first = page.is_untouched();
         let counts = page.touch_small(true);
         let change = Change::of(AllocKind::Device, bytes, true, counts);
         let (index, after, back) = self.count(&change);
         let item = Item { index, group, kind: AllocKind::Device, overlapped: false, free_refused: false };
-        page.put(at, Entry { offset, bytes: bytes as u32, item });
+        page.put(Entry { offset, bytes: bytes as u32, item });
         if first {
             shard.pages.note_touched();
         }
