@@ -395,6 +395,14 @@ impl Page {
     #[inline]
     pub(crate) fn put(&mut self, entry: Entry) {
         let mut block = self.head(entry.offset);
+        if self.inside == 0
+            && let Some(here) = self.blocks.get_mut(block)
+        {
+            here.set(0, entry);
+            self.inside = 1;
+            self.reached = self.reach(entry.offset, entry.end());
+            return;
+        }
         while let Some(here) = self.blocks.get_mut(block) {
             if let Some(at) = here.find(FREE) {
                 here.set(at, entry);
