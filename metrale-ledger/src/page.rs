@@ -249,13 +249,15 @@ pub(crate) struct Place {
 
 /// What touches one page. Its entries are together, or, where they are many, each with those that begin in the same of 64
 /// regions.
+///
+/// One cache line, since a record or free anywhere begins with that of its page.
 #[derive(Default)]
+#[repr(align(64))]
 pub(crate) struct Page {
     number: u64,
     /// The first block, or the first of each region; behind them those that others lead to.
-    blocks: Vec<Block>,
-    /// For each block, the one that goes on where it is full; 0 for none. Empty where there is none at all.
-    next: Vec<u32>,
+    blocks: Box<[Block]>,
+    more: Option<Box<More>>,
     /// Entries that lie whole in this page.
     inside: u32,
     /// Touches by device allocations smaller than a chunk, by others, and by arenas.
@@ -264,22 +266,28 @@ pub(crate) struct Page {
     arena: u32,
     /// Spanning allocations that begin or end here.
     pub(crate) spanning: u32,
-    is_split: bool,
-    /// Bit r, of a page that is split: an entry that begins before region r reaches into it.
-    reached: u64,
     /// The state of the spanning allocations in which none of them was over this page; 0 for not known.
     pub(crate) clear_as_of: u64,
 }
 
+/// What few pages need.
+#[derive(Default)]
+struct More {
+    /// For each block, the one that goes on where it is full; 0 for none. Empty where there is none at all.
+    next: Vec<u32>,
+    /// Bit r, of a page that is split: an entry that begins before region r reaches into it.
+    reached: u64,
+}
+
 impl Page {
     /// A page that nothing touches, with the memory of an emptied one.
-    fn new(number: u64, blocks: Vec<Block>) -> Self {
+    fn new(number: u64, blocks: Box<[Block]>) -> Self {
         Self { number, blocks, ..Self::default() }
     }
 
     /// A place without a page.
     fn none() -> Self {
-        Self::new(NO_PAGE, Vec::new())
+        Self::new(NO_PAGE, Box::default())
     }
 
     /// Whether something lies whole in this page.
@@ -301,23 +309,41 @@ impl Page {
     /// The first block for what begins at `offset`.
     #[inline]
     fn head(&self, offset: u32) -> usize {
-        if self.is_split { (offset >> REGION_SHIFT) as usize } else { 0 }
+        if self.is_split() { (offset >> REGION_SHIFT) as usize } else { 0 }
+    }
+
+    #[inline]
+    fn is_split(&self) -> bool {
+        self.blocks.len() > TOGETHER
     }
 
     #[inline]
     fn next(&self, block: usize) -> Option<usize> {
-        self.next.get(block).map(|&next| next as usize).filter(|&next| next != 0)
+        self.more.as_ref()?.next.get(block).map(|&next| next as usize).filter(|&next| next != 0)
     }
 
     /// The regions behind the first that an entry reaches into, as bits; none in a page that is not split.
     #[inline]
     fn reach(&self, offset: u32, end: u32) -> u64 {
         let (first, last) = (offset >> REGION_SHIFT, (end - 1) >> REGION_SHIFT);
-        if !self.is_split || first == last {
+        if first == last || !self.is_split() {
             return 0;
         }
         let up_to = |region: u32| u64::MAX >> (REGIONS as u32 - 1 - region);
         up_to(last) & !up_to(first)
+    }
+
+    #[inline]
+    fn reached(&self) -> u64 {
+        self.more.as_ref().map_or(0, |more| more.reached)
+    }
+
+    #[inline]
+    fn note_reach(&mut self, entry: &Entry) {
+        let reach = self.reach(entry.offset, entry.end());
+        if reach != 0 {
+            self.more.get_or_insert_default().reached |= reach;
+        }
     }
 
     /// The entry that begins at `offset`.
@@ -340,8 +366,8 @@ impl Page {
         if self.inside == 0 {
             return true;
         }
-        if self.is_split
-            && (self.reached >> (offset >> REGION_SHIFT) & 1 == 1 || self.reach(offset, end) != 0)
+        if self.is_split()
+            && (self.reached() >> (offset >> REGION_SHIFT) & 1 == 1 || self.reach(offset, end) != 0)
         {
             return !self.blocks.iter().any(|block| block.meets(offset as i32, end as i32));
         }
@@ -400,14 +426,14 @@ impl Page {
         {
             here.set(0, entry);
             self.inside = 1;
-            self.reached = self.reach(entry.offset, entry.end());
+            self.note_reach(&entry);
             return;
         }
         while let Some(here) = self.blocks.get_mut(block) {
             if let Some(at) = here.find(FREE) {
                 here.set(at, entry);
                 self.inside += 1;
-                self.reached |= self.reach(entry.offset, entry.end());
+                self.note_reach(&entry);
                 return;
             }
             let Some(next) = self.next(block) else { break };
@@ -420,20 +446,21 @@ impl Page {
     #[cold]
     fn put_in_new(&mut self, full: usize, entry: Entry) {
         let number = self.blocks.len();
-        if !self.is_split && number == TOGETHER {
+        if number == TOGETHER {
             let entries: Vec<_> = self.entries().collect();
-            self.blocks.clear();
-            self.blocks.resize(REGIONS, Block::EMPTY);
-            self.next.clear();
-            self.is_split = true;
+            self.blocks = vec![Block::EMPTY; REGIONS].into_boxed_slice();
+            self.more = None;
             self.inside = 0;
             entries.into_iter().chain([entry]).for_each(|entry| self.put(entry));
             return;
         }
-        self.blocks.push(Block::EMPTY);
+        let mut blocks = std::mem::take(&mut self.blocks).into_vec();
+        blocks.push(Block::EMPTY);
+        self.blocks = blocks.into_boxed_slice();
         if number > 0 {
-            self.next.resize(number + 1, 0);
-            self.next[full] = number as u32;
+            let next = &mut self.more.get_or_insert_default().next;
+            next.resize(number + 1, 0);
+            next[full] = number as u32;
         }
         self.put(entry);
     }
@@ -445,7 +472,8 @@ impl Page {
         block.clear(place.at);
         self.inside -= 1;
         if self.reach(gone.offset, gone.end()) != 0 {
-            self.reached = self.entries().fold(0, |bits, e| bits | self.reach(e.offset, e.end()));
+            let reached = self.entries().fold(0, |bits, e| bits | self.reach(e.offset, e.end()));
+            self.more.get_or_insert_default().reached = reached;
         }
     }
 
@@ -511,7 +539,7 @@ pub(crate) struct Pages {
     /// Pages of the table that nothing touches.
     untouched: usize,
     /// Blocks of pages that are gone.
-    spares: Vec<Vec<Block>>,
+    spares: Vec<Box<[Block]>>,
 }
 
 impl Pages {
@@ -636,11 +664,8 @@ impl Pages {
         self.untouched -= 1;
         self.used -= 1;
         let gone = std::mem::replace(&mut self.places[hole], Page::none());
-        if self.spares.len() < KEPT && !gone.is_split {
-            // Nothing is in them, but they may be several, and no longer lead to each other.
-            let mut blocks = gone.blocks;
-            blocks.truncate(1);
-            self.spares.push(blocks);
+        if self.spares.len() < KEPT && gone.blocks.len() == 1 {
+            self.spares.push(gone.blocks);
         }
         // What stands behind the hole, and would have stood in it, moves up.
         let mask = self.places.len() - 1;
