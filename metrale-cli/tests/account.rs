@@ -2,8 +2,8 @@
 //! The account of the device closes over everything that takes memory at once.
 
 use metrale_cli::model::Catalogue;
-use metrale_cuda_backend::memory::Quality;
 use metrale_cuda_backend::MetraleCudaBackend;
+use metrale_cuda_backend::memory::Quality;
 use metrale_driver_sim::on_both_drivers;
 
 /// The figures of the H200 for bert-base: what is asked for, and what the driver keeps for it.

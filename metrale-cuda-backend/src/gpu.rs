@@ -70,7 +70,8 @@ pub struct GraphHandle(pub u64);
 /// # Threads and contexts
 /// A backend is `Send + Sync`. The driver keeps one current context a thread: the thread that built the backend is
 /// bound, any other calls [`bind_to_thread`](Self::bind_to_thread) once. A thread that forgot gets
-/// [`NotBound`](crate::NotBound) and nothing is done; without that check its work could land on another GPU.
+/// [`NotBound`](crate::NotBound) and nothing is done; without that check its work could land on another GPU. (Only a free
+/// does as well with another GPU bound: the address says whose memory it is.)
 ///
 /// # Streams and events
 /// Streams are raw driver handles; 0 is the legacy default stream. [`stream`](Self::stream) is the backend's own; it and

@@ -13,7 +13,7 @@
 //!
 //! The lock is held for a look-up, never over a call of the driver.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
@@ -27,6 +27,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::ask;
 use crate::error::BadArgument;
 use crate::graveyard::Graveyard;
+use crate::handle_map::HandleMap;
 
 type Site = &'static Location<'static>;
 
@@ -78,7 +79,7 @@ enum End {
 
 #[derive(Debug, Default)]
 struct Known {
-    live: HashMap<u64, Arc<Entry>>,
+    live: HandleMap<Arc<Entry>>,
     ended: Graveyard<End>,
 }
 

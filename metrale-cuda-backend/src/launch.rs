@@ -2,7 +2,6 @@
 //! Finding kernels and launching them: untyped, and typed with [`KernelLaunch`].
 
 use core::ffi::c_void;
-use std::collections::HashMap;
 use std::panic::Location;
 use std::sync::Arc;
 
@@ -19,6 +18,7 @@ use crate::call::failed;
 use crate::error::BadArgument;
 use crate::gpu::{DevicePtr, GpuBackend, KernelHandle};
 use crate::graph::Uses;
+use crate::handle_map::HandleMap;
 use crate::signature::{Signature, Signatures};
 use crate::timing::TimingSpan;
 
@@ -47,6 +47,9 @@ pub struct KernelFault {
     pub driver: DriverError,
 }
 
+/// Arguments up to which a launch asks the host for no memory.
+const FEW_PARAMS: usize = 16;
+
 fn extent([x, y, z]: [u32; 3]) -> String {
     format!("{x}x{y}x{z}")
 }
@@ -66,7 +69,7 @@ struct Known {
 /// The kernels this backend has looked up, by handle.
 #[derive(Default)]
 pub(crate) struct Kernels {
-    known: RwLock<HashMap<u64, Known>>,
+    known: RwLock<HandleMap<Known>>,
 }
 
 impl Kernels {
@@ -216,11 +219,18 @@ impl MetraleCudaBackend {
         };
         let uses = Uses::Memory(&pointers);
         // One pointer each, into storage that the launch owns and that does not move before the call is over.
-        let mut params: Vec<_> = arguments.iter_mut().map(Argument::as_param).collect();
+        let mut few = [core::ptr::null_mut(); FEW_PARAMS];
+        let mut many = Vec::new();
+        let params = if arguments.len() > FEW_PARAMS {
+            many.extend(arguments.iter_mut().map(Argument::as_param));
+            &mut many[..]
+        } else {
+            let count = arguments.len();
+            few.iter_mut().zip(arguments).for_each(|(param, argument)| *param = argument.as_param());
+            &mut few[..count]
+        };
         // SAFETY: one pointer an argument, each to a value of that argument's type; the caller promises the rest.
-        unsafe {
-            self.launch_untraced(kernel, Shape { grid, block, shared_bytes, stream }, &mut params, uses)
-        }
+        unsafe { self.launch_untraced(kernel, Shape { grid, block, shared_bytes, stream }, params, uses) }
     }
 
     /// Launches without a line in the trace.

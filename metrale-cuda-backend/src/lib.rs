@@ -69,6 +69,7 @@ mod fault_probe;
 mod gpu;
 mod graph;
 mod graveyard;
+mod handle_map;
 mod handles;
 mod launch;
 pub mod memory;

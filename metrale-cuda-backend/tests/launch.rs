@@ -12,7 +12,7 @@ use metrale_cuda_backend::{
     KernelLaunch, LaunchError, LaunchExcess, MetraleCudaBackend, RegistryError, Remedy, remedy,
 };
 use metrale_driver_sim::driver_sys::{KNOWN_STATUSES, is_sticky};
-use metrale_driver_sim::{FaultDriver, on_both_drivers};
+use metrale_driver_sim::{FaultDriver, SimDriver, on_both_drivers};
 
 fn backend(driver: Arc<dyn DriverApi>) -> MetraleCudaBackend {
     configured(driver, BackendConfig::default())
@@ -33,7 +33,64 @@ fn words(backend: &MetraleCudaBackend, at: metrale_cuda_backend::DevicePtr, coun
     bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect()
 }
 
+/// Counts of 32-bit arguments around the most whose pointers a launch keeps on its stack, the address beside them counted.
+const MANY: [usize; 4] = [14, 15, 16, 40];
+
+/// Kernels that take an address and as many words, and store them there.
+fn many_words() -> &'static [u8] {
+    let mut text = String::from(".version 6.0\n.target sm_70\n.address_size 64\n");
+    for count in MANY {
+        text.push_str(&format!(".visible .entry words{count}(.param .u64 at"));
+        (0..count).for_each(|n| text.push_str(&format!(", .param .u32 p{n}")));
+        text.push_str(") {\n.reg .b32 %r<2>;\n.reg .b64 %rd<3>;\n");
+        text.push_str("ld.param.u64 %rd1, [at];\ncvta.to.global.u64 %rd2, %rd1;\n");
+        for n in 0..count {
+            text.push_str(&format!("ld.param.u32 %r1, [p{n}];\nst.global.u32 [%rd2+{}], %r1;\n", 4 * n));
+        }
+        text.push_str("ret;\n}\n");
+    }
+    Box::leak(text.into_bytes().into_boxed_slice())
+}
+
+fn sim_with_many_words() -> Arc<SimDriver> {
+    let driver = common::sim();
+    for count in MANY {
+        driver.register_kernel(format!("words{count}"), move |launch| {
+            let at = launch.parameter::<u64>(0)?;
+            for n in 0..count {
+                let word = launch.parameter::<u32>(n + 1)?;
+                launch.store(at + 4 * n as u64, word)?;
+            }
+            Ok(())
+        });
+    }
+    driver
+}
+
 on_both_drivers! {
+    any_number_of_arguments_is_passed(driver; sim: sim_with_many_words()) {
+        let builder = MetraleCudaBackend::builder().driver(driver).config(BackendConfig::default());
+        let backend = builder.modules(&[("many", many_words())]).build().unwrap();
+        let out = backend.alloc(256).unwrap();
+        for count in MANY {
+            let mut launch = KernelLaunch::new(backend.kernel("many", &format!("words{count}")).unwrap()).ptr(out);
+            for n in 0..count as u32 {
+                launch = launch.u32(n * 0x0101 + 7);
+            }
+            backend.memset(out, 0xEE, 256).unwrap();
+            // SAFETY: the arguments are the kernel's parameters; it writes as many words to `out`.
+            unsafe { launch.on_stream(&backend, backend.stream()) }.unwrap();
+            let mut bytes = [0; 256];
+            backend.copy_d2h(out, &mut bytes).unwrap();
+            for n in 0..64 {
+                let word = u32::from_le_bytes(bytes[4 * n..4 * n + 4].try_into().unwrap());
+                let expected = if n < count { n as u32 * 0x0101 + 7 } else { 0xEEEE_EEEE };
+                assert_eq!(word, expected, "word {n} of {count}");
+            }
+        }
+        backend.free(out).unwrap();
+    }
+
     a_typed_launch_passes_each_type_as_it_is(driver; sim: sim_with_kernels()) {
         let backend = backend(driver);
         let out = backend.alloc(64).unwrap();

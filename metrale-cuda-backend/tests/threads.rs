@@ -217,5 +217,20 @@ fn another_devices_context_is_not_worked_on_by_mistake() {
     first.bind_to_thread().unwrap();
     let ptr = first.alloc(4096).unwrap();
     assert!(second.alloc(4096).unwrap_err().is::<NotBound>());
+    // The first holds a chunk by now, and the second one too: neither takes what comes from the other's context.
+    let there = second.alloc(4096);
+    assert!(there.unwrap_err().is::<NotBound>());
+    second.bind_to_thread().unwrap();
+    let there = second.alloc(4096).unwrap();
+    let before = second.memory_info().unwrap();
+    for bytes in [1, 4096, 3 << 20] {
+        let error = first.alloc(bytes).unwrap_err().downcast::<NotBound>().expect("typed");
+        assert_eq!((error.ordinal, error.current), (0, second.host().context()));
+    }
+    assert_eq!(second.memory_info().unwrap().free_bytes, before.free_bytes, "it went back");
+    assert_eq!((first.live_bytes(), first.ledger_probe().peak_bytes()), (4096, 4096));
+    second.free(there).unwrap();
+    // Whose memory it is, the address says.
     first.free(ptr).unwrap();
+    first.ledger_probe().assert_nothing_live();
 }

@@ -87,6 +87,29 @@ fn pattern(bytes: usize, seed: usize) -> Vec<u8> {
 }
 
 on_two_devices! {
+    the_address_says_whose_memory_it_is(first, second) {
+        first.bind_to_thread().unwrap();
+        let here = [first.alloc(1000).unwrap(), first.alloc(5 * MIB).unwrap()];
+        second.bind_to_thread().unwrap();
+        let there = second.alloc(1000).unwrap();
+        let before = second.memory_info().unwrap().free_bytes;
+        // Each holds a chunk by now, and still none takes what the other's context gives.
+        for bytes in [1, 1000, 5 * MIB] {
+            assert!(first.alloc(bytes).unwrap_err().is::<NotBound>());
+        }
+        assert_eq!(second.memory_info().unwrap().free_bytes, before, "it went back");
+        assert_eq!((first.live_bytes(), second.live_bytes()), (1000 + 5 * MIB, 1000));
+        // A free needs no more than a context; without one it is refused and the record stays.
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert!(first.free(here[0]).unwrap_err().is::<NotBound>()));
+        });
+        for ptr in here {
+            first.free(ptr).unwrap();
+        }
+        second.free(there).unwrap();
+        assert_eq!((first.live_bytes(), second.live_bytes()), (0, 0));
+    }
+
     each_device_has_a_host_a_stream_and_a_ledger_of_its_own(first, second) {
         assert_ne!(first.host().context(), second.host().context());
         assert_ne!(first.stream(), second.stream());

@@ -10,7 +10,7 @@ use crate::group::{Groups, Key, NO_LABEL, Sum};
 use crate::index::{Extent, Inserted, Space, Standing};
 use crate::meter::{Change, Meter, narrow};
 use crate::misuse::{ForgetError, FreedAllocation, FreedBy, Graveyard, RecordMisuse, Recorded, Tombstone};
-use crate::page::{Flips, Item, PAGE_SHIFT, PageCounts};
+use crate::page::{Flips, Item, PAGE_SHIFT, PageCounts, Where};
 use crate::residency::covered_pages;
 use crate::shard::Known;
 use crate::snapshot::{Group, Site, Snapshot, Totals};
@@ -178,20 +178,41 @@ impl Book {
         kind: AllocKind,
         scope: Option<u32>,
     ) -> Recorded {
+        if kind == AllocKind::Device
+            && let Some(done) = self.record_small(addr, bytes, site, scope, Where::Anywhere)
+        {
+            return done;
+        }
         let index = self.meter.draw_index();
         let key = Key { site, scope: scope.unwrap_or(NO_LABEL), tag: NO_LABEL, kind };
         let group = self.groups.number(key);
         let item = Item { index, group, kind, overlapped: false, free_refused: false };
-        if self.plain
-            && kind == AllocKind::Device
-            && is_small(addr, bytes)
-            && let Some(flips) = self.device.insert_clean(addr, bytes as u32, item)
-        {
-            let after = self.meter.small_comes(bytes as u32, flips);
-            self.groups.held_mut(group).change(bytes as i128, 1, after);
-            return Recorded { index, misuse: None };
-        }
         Recorded { index, misuse: self.record_with_care(Standing { addr, bytes, item }) }
+    }
+
+    /// Records a small device allocation by the short way, if that may be taken; else does nothing.
+    #[inline]
+    pub(crate) fn record_small(
+        &mut self,
+        addr: u64,
+        bytes: usize,
+        site: &'static Location<'static>,
+        scope: Option<u32>,
+        place: Where,
+    ) -> Option<Recorded> {
+        if !self.plain || !is_small(addr, bytes) {
+            return None;
+        }
+        let kind = AllocKind::Device;
+        let key = Key { site, scope: scope.unwrap_or(NO_LABEL), tag: NO_LABEL, kind };
+        let group = self.groups.number(key);
+        let index = self.meter.next_index();
+        let item = Item { index, group, kind, overlapped: false, free_refused: false };
+        let flips = self.device.insert_clean(addr, bytes as u32, item, place)?;
+        self.meter.draw_index();
+        let after = self.meter.small_comes(bytes as u32, flips);
+        self.groups.held_mut(group).change(bytes as i128, 1, after);
+        Some(Recorded { index, misuse: None })
     }
 
     /// Records what may be amiss, large, or in a page of its own.

@@ -2,7 +2,7 @@
 //! Live allocations by address: exact base, owner of an address, overlap, and the pages touched.
 //!
 //! ```text
-//!  Space ── shards:   page number mod shards ─> Pages ─> Page ── 64 regions of 32 KiB ─> entries sorted by offset
+//!  Space ── shards:   page number mod shards ─> Pages ─> Page ── 1 region, or 64 of 32 KiB ─> blocks of entries
 //!        ├─ spanning: base ─> last byte                    (what crosses pages, or the end of all)
 //!        └─ empty:    base                                 (what has no bytes)
 //! ```
@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::page::{Entry, Flips, Item, PAGE_SHIFT, Page, PageCounts, Touch};
+use crate::page::{Entry, Flips, Item, PAGE_SHIFT, Page, PageCounts, Touch, Where};
 use crate::shard::Shard;
 use crate::{AllocKind, SMALL_ALLOC_CHUNK};
 
@@ -145,7 +145,7 @@ impl Space {
         let (number, offset) = locate(addr);
         self.page(number)
             .and_then(|page| page.find(offset))
-            .map(|(_, entry)| entry_standing(number, entry))
+            .map(|(_, entry)| entry_standing(number, &entry))
             .or_else(|| self.spanning.get(&addr).map(|s| spanning_standing(addr, s)))
             .or_else(|| self.empty.get(&addr).copied())
     }
@@ -156,7 +156,7 @@ impl Space {
         if let Some(page) = self.shard_mut(number).pages.get_mut(number)
             && let Some((place, _)) = page.find(offset)
         {
-            page.entry_mut(place).item.group = group;
+            page.item_mut(place).group = group;
         } else if let Some(spanning) = self.spanning.get_mut(&addr) {
             spanning.item.group = group;
         } else if let Some(empty) = self.empty.get_mut(&addr) {
@@ -166,12 +166,8 @@ impl Space {
 
     /// The one whose bytes hold `addr`: of several, the one with the highest base.
     pub(crate) fn owner(&self, addr: u64) -> Option<Standing> {
-        let depth = if self.has_overlaps() { usize::MAX } else { 1 };
         let (number, offset) = locate(addr);
-        let inner = self.page(number).and_then(|page| {
-            let found = page.at_or_before(offset).take(depth).find(|e| e.end() > offset);
-            found.map(|entry| entry_standing(number, entry))
-        });
+        let inner = self.page(number).and_then(|page| page.owner(offset)).map(|e| entry_standing(number, &e));
         let spanning = self.spanning_at(addr);
         inner.into_iter().chain(spanning).max_by_key(|s| s.addr).or_else(|| self.empty.get(&addr).copied())
     }
@@ -180,7 +176,7 @@ impl Space {
     pub(crate) fn iter(&self) -> impl Iterator<Item = Standing> {
         let pages = self.shards.iter().flat_map(|shard| shard.pages.iter());
         let inner =
-            pages.flat_map(|(number, page)| page.entries().map(move |entry| entry_standing(number, entry)));
+            pages.flat_map(|(number, page)| page.entries().map(move |entry| entry_standing(number, &entry)));
         inner
             .chain(self.spanning.iter().map(|(&base, s)| spanning_standing(base, s)))
             .chain(self.empty.values().copied())
@@ -195,19 +191,21 @@ impl Space {
     /// Inserts what lies in one page, where neither a neighbour nor a spanning one is in the way; None, and nothing
     /// changed, where something may be. To be asked only while the space [is plain](Self::is_plain).
     #[inline]
-    pub(crate) fn insert_clean(&mut self, addr: u64, bytes: u32, item: Item) -> Option<Flips> {
+    pub(crate) fn insert_clean(&mut self, addr: u64, bytes: u32, item: Item, place: Where) -> Option<Flips> {
         let (number, offset) = locate(addr);
         let at = number as usize & (self.shards.len() - 1);
         let pages = &mut self.shards[at].pages;
         let page = pages.open(number);
         // A page in which something lies whole, with no end of a spanning allocation, is inside none.
-        if !(page.is_occupied() && page.spanning == 0 || self.spanning.is_empty()) {
+        if !(page.is_occupied() && page.spanning == 0 || self.spanning.is_empty()) || !page.suits(place) {
             return None;
         }
-        let place = page.room(offset, bytes)?;
+        if !page.has_room(offset, bytes) {
+            return None;
+        }
         let first = page.is_untouched();
-        page.put(place, Entry { offset, bytes, item });
-        let flips = page.touch(Touch::Device { small: true }, true);
+        page.put(Entry { offset, bytes, item });
+        let flips = page.touch_small(true);
         if first {
             pages.note_touched();
         }
@@ -245,7 +243,7 @@ impl Space {
             let pages = &mut self.shard_mut(first_page).pages;
             let page = pages.open(first_page);
             let first = page.is_untouched();
-            page.put(page.place(entry.offset), entry);
+            page.put(entry);
             counts.add(page.touch(new.touch(), true).into());
             if first {
                 pages.note_touched();
@@ -281,7 +279,7 @@ impl Space {
     pub(crate) fn remove_small(&mut self, addr: u64) -> Option<(Standing, Flips)> {
         let (number, offset) = locate(addr);
         let at = number as usize & (self.shards.len() - 1);
-        let (entry, flips) = self.shards[at].pages.remove(number, offset, Entry::is_small)?;
+        let (entry, flips) = self.shards[at].pages.remove_small(number, offset)?;
         Some((Standing { addr, bytes: entry.bytes as usize, item: entry.item }, flips))
     }
 
@@ -292,7 +290,7 @@ impl Space {
             self.overlapped -= 1;
         }
         let (number, offset) = locate(gone.addr);
-        if let Some((_, flips)) = self.shard_mut(number).pages.remove(number, offset, |_| true) {
+        if let Some((_, flips)) = self.shard_mut(number).pages.remove(number, offset) {
             return flips.into();
         }
         let Some(extent) = Extent::new(gone.addr, gone.bytes) else {
@@ -349,10 +347,10 @@ impl Space {
             let page = self.page(first_page);
             let inner = page.and_then(|p| {
                 let bytes = (extent.last - extent.first + 1) as u32;
-                p.clash(locate(extent.first).1, bytes, self.has_overlaps())
+                p.clash(locate(extent.first).1, bytes)
             });
             if let Some(entry) = inner {
-                let found = entry_standing(first_page, entry);
+                let found = entry_standing(first_page, &entry);
                 // Nearest first: with the same base taken in this page, that is the one found.
                 if found.addr == extent.first || !self.has_overlaps() {
                     return Some(found);
@@ -368,7 +366,7 @@ impl Space {
         }
         // The same base first: a page's entry of that base is found by `find`, a spanning one by `spanning_clash`.
         if let Some((_, entry)) = self.page(first_page).and_then(|p| p.find(locate(extent.first).1)) {
-            return Some(entry_standing(first_page, entry));
+            return Some(entry_standing(first_page, &entry));
         }
         self.spanning_clash(extent).or_else(|| self.inner_clash(extent))
     }
@@ -389,16 +387,16 @@ impl Space {
         let page_end = SMALL_ALLOC_CHUNK as u32;
         if let Some(page) = self.page(first_page) {
             let offset = locate(extent.first).1;
-            if let Some(entry) = page.clash(offset, page_end - offset, self.has_overlaps()) {
-                return Some(entry_standing(first_page, entry));
+            if let Some(entry) = page.clash(offset, page_end - offset) {
+                return Some(entry_standing(first_page, &entry));
             }
         }
         if let Some(page) = self.page(last_page)
-            && let Some(entry) = page.clash(0, locate(extent.last).1 + 1, self.has_overlaps())
+            && let Some(entry) = page.clash(0, locate(extent.last).1 + 1)
         {
-            return Some(entry_standing(last_page, entry));
+            return Some(entry_standing(last_page, &entry));
         }
-        let first_entry = |number: u64, page: &Page| page.first().map(|e| entry_standing(number, e));
+        let first_entry = |number: u64, page: &Page| page.first().map(|e| entry_standing(number, &e));
         // Whatever lies in a page between is inside; the shorter of two walks finds it.
         let known: usize = self.shards.iter().map(|shard| shard.pages.len()).sum();
         if last_page - first_page - 1 <= known as u64 {

@@ -232,6 +232,21 @@ impl Ledger {
         self.shared.record(addr, bytes, site, kind, scope)
     }
 
+    /// [`record`](Self::record), but only where a live device allocation of this ledger touches the same 2 MiB page; none,
+    /// and nothing changed, where none does, or where that takes a longer look.
+    ///
+    /// A driver's page belongs to one context. So an answer also says that the context that gave this address is the one
+    /// that gave the others, without asking the driver which is current.
+    pub fn record_beside(
+        &self,
+        addr: u64,
+        bytes: usize,
+        site: &'static Location<'static>,
+    ) -> Option<Recorded> {
+        let scope = scope::current(&self.shared);
+        self.shared.record_beside(addr, bytes, site, scope)
+    }
+
     /// Takes a device or managed allocation off the ledger. Call it *before* the driver's free: the driver may hand the
     /// address to another thread at once. None where `addr` is no base of one; [`try_forget`](Self::try_forget) says why.
     #[track_caller]

@@ -314,16 +314,15 @@ impl Meter {
         }
     }
 
-    #[inline(never)]
+    #[inline]
     fn flip(&mut self, flips: Flips) {
         self.pages.add(flips.into());
-        let page = |flip: i8| i64::from(flip) * SMALL_ALLOC_CHUNK as i64;
+        let page = |flip: i8| (i64::from(flip) << SMALL_ALLOC_CHUNK.trailing_zeros()) as u64;
         let running = &mut self.running;
-        running.resident_bytes = running.resident_bytes.wrapping_add_signed(page(flips.device));
-        running.slack_bytes = running.slack_bytes.wrapping_add_signed(page(flips.device));
-        running.chunk_rest_bytes = running.chunk_rest_bytes.wrapping_add_signed(page(flips.small));
-        running.arena_resident_bytes =
-            running.arena_resident_bytes.wrapping_add_signed(page(flips.arena_only));
+        running.resident_bytes = running.resident_bytes.wrapping_add(page(flips.device));
+        running.slack_bytes = running.slack_bytes.wrapping_add(page(flips.device));
+        running.chunk_rest_bytes = running.chunk_rest_bytes.wrapping_add(page(flips.small));
+        running.arena_resident_bytes = running.arena_resident_bytes.wrapping_add(page(flips.arena_only));
         if running.resident_bytes > running.peak_resident_bytes {
             running.peak_resident_bytes = running.resident_bytes;
             self.peak_resident = running.resident_bytes.into();

@@ -7,7 +7,6 @@ use crate::{AllocKind, SMALL_ALLOC_CHUNK};
 
 pub(crate) const PAGE_SHIFT: u32 = SMALL_ALLOC_CHUNK.trailing_zeros();
 const REGION_SHIFT: u32 = PAGE_SHIFT - 6;
-const GRANULE_SHIFT: u32 = REGION_SHIFT - 6;
 /// Pages of a shard that stay though nothing lies in them, for the next allocation there, so that a steady state asks the host
 /// for no memory.
 const KEPT: usize = 64;
@@ -33,6 +32,14 @@ impl Touch {
             AllocKind::Managed | AllocKind::Pinned => Self::Nothing,
         }
     }
+}
+
+/// Where an allocation may be recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Where {
+    Anywhere,
+    /// In a page that a device allocation touches already.
+    HeldPage,
 }
 
 /// Distinct pages by what touches them, or a change of these numbers; sums wrap, so that a change may be negative, and so
@@ -149,96 +156,112 @@ impl Entry {
     }
 }
 
-/// Entries by offset. A bit for each of 64 stretches tells how many entries come before one nearly without a search.
-#[derive(Default)]
-struct List {
-    /// Bit s: an entry begins in stretch s.
-    begun: u64,
-    /// Entries that begin in the stretch of the one before them.
-    crowded: u32,
-    /// A stretch has 2 to the power of this bytes.
-    shift: u32,
-    entries: Vec<Entry>,
+/// Places of a block.
+const PLACES: usize = 16;
+/// A bit for each place, in the width of an offset, so that they are found by the same instructions.
+const BITS: [i32; PLACES] = {
+    let mut bits = [0; PLACES];
+    let mut at = 0;
+    while at < PLACES {
+        bits[at] = 1 << at;
+        at += 1;
+    }
+    bits
+};
+/// The offset of a place that is free; no entry has it.
+const FREE: i32 = -1;
+
+/// Some entries of a page, in no order: a few vector instructions look through all of them at once, which costs less than
+/// keeping them sorted. Offsets are signed, since so they compare in one instruction; none is above 2^21.
+#[derive(Clone)]
+#[repr(align(64))]
+struct Block {
+    offsets: [i32; PLACES],
+    /// 0 for a free place.
+    ends: [i32; PLACES],
+    items: [Item; PLACES],
 }
 
-impl List {
+impl Block {
+    const EMPTY: Self = Self {
+        offsets: [FREE; PLACES],
+        ends: [0; PLACES],
+        items: [Item { index: 0, group: 0, kind: AllocKind::Device, overlapped: false, free_refused: false };
+            PLACES],
+    };
+
+    /// The place of the entry that begins at `offset`; for `FREE`, a free one.
     #[inline]
-    fn stretch(&self, offset: u32) -> u32 {
-        offset >> self.shift & 63
+    fn find(&self, offset: i32) -> Option<usize> {
+        if self.offsets[0] == offset {
+            return Some(0);
+        }
+        let mut hits = 0;
+        for (&there, bit) in self.offsets.iter().zip(BITS) {
+            hits |= if there == offset { bit } else { 0 };
+        }
+        (hits != 0).then(|| hits.trailing_zeros() as usize)
     }
 
-    /// How many entries begin before `offset`.
+    /// Whether an entry shares bytes with `offset..end`.
     #[inline]
-    fn before(&self, offset: u32) -> usize {
-        // One for each stretch before, at least, and at most all the crowded ones more.
-        let mut at = (self.begun & below(self.stretch(offset))).count_ones() as usize;
-        if self.crowded > 8 {
-            let most = self.entries.len().min(at + self.crowded as usize + 1);
-            return at + self.entries[at..most].partition_point(|e| e.offset < offset);
+    fn meets(&self, offset: i32, end: i32) -> bool {
+        let mut hits = 0;
+        for (&first, &behind) in self.offsets.iter().zip(&self.ends) {
+            hits |= i32::from(first < end) & i32::from(behind > offset);
         }
-        while self.entries.get(at).is_some_and(|e| e.offset < offset) {
-            at += 1;
-        }
-        at
-    }
-
-    #[inline]
-    fn find(&self, offset: u32) -> Option<(usize, &Entry)> {
-        let at = self.before(offset);
-        let entry = self.entries.get(at).filter(|e| e.offset == offset)?;
-        Some((at, entry))
-    }
-
-    #[inline]
-    fn put(&mut self, at: usize, entry: Entry) {
-        let bit = 1 << self.stretch(entry.offset);
-        self.crowded += u32::from(self.begun & bit != 0);
-        self.begun |= bit;
-        if at == self.entries.len() {
-            self.entries.push(entry);
-        } else {
-            self.entries.insert(at, entry);
-        }
+        hits != 0
     }
 
     #[inline]
-    fn take(&mut self, at: usize) {
-        let stretch = self.stretch(self.entries[at].offset);
-        if at + 1 == self.entries.len() {
-            self.entries.pop();
-        } else {
-            self.entries.remove(at);
-        }
-        let begins_there = |at: Option<usize>| {
-            at.and_then(|at| self.entries.get(at)).is_some_and(|e| self.stretch(e.offset) == stretch)
-        };
-        if self.crowded > 0 && (begins_there(Some(at)) || begins_there(at.checked_sub(1))) {
-            self.crowded -= 1;
-        } else {
-            self.begun &= !(1 << stretch);
-        }
+    fn entry(&self, at: usize) -> Entry {
+        let (offset, end) = (self.offsets[at], self.ends[at]);
+        Entry { offset: offset as u32, bytes: (end - offset) as u32, item: self.items[at] }
+    }
+
+    #[inline]
+    fn set(&mut self, at: usize, entry: Entry) {
+        self.offsets[at] = entry.offset as i32;
+        self.ends[at] = entry.end() as i32;
+        self.items[at] = entry.item;
+    }
+
+    #[inline]
+    fn clear(&mut self, at: usize) {
+        self.offsets[at] = FREE;
+        self.ends[at] = 0;
+    }
+
+    fn entries(&self) -> impl Iterator<Item = Entry> {
+        (0..PLACES).filter(|&at| self.offsets[at] != FREE).map(|at| self.entry(at))
     }
 }
 
-/// Entries up to which a page keeps them in one list.
-const ONE_LIST: usize = 48;
+/// Blocks up to which a page keeps its entries together; then it is split.
+const TOGETHER: usize = 3;
+/// Stretches of a page that is split.
+const REGIONS: usize = 1 << (PAGE_SHIFT - REGION_SHIFT);
 
-/// A place in a page: of an entry, or between two.
+/// Where an entry of a page is.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
-    region: usize,
+    block: usize,
     at: usize,
 }
 
-/// What touches one page. Its entries are in one list, or, where they are many, in one for each of 64 regions.
+/// What touches one page. Its entries are together, or, where they are many, each with those that begin in the same of 64
+/// regions.
+///
+/// One cache line, since a record or free anywhere begins with that of its page.
 #[derive(Default)]
+#[repr(align(64))]
 pub(crate) struct Page {
     number: u64,
-    /// Bit r: region r has entries. Of a page with one list, bit 0.
-    occupied: u64,
-    /// Empty for a page with one list.
-    regions: Vec<List>,
-    list: List,
+    /// The first block, or the first of each region; behind them those that others lead to.
+    blocks: Box<[Block]>,
+    more: Option<Box<More>>,
+    /// Entries that lie whole in this page.
+    inside: u32,
     /// Touches by device allocations smaller than a chunk, by others and padding, and by arenas.
     small: u32,
     large: u32,
@@ -249,166 +272,211 @@ pub(crate) struct Page {
     pub(crate) clear_as_of: u64,
 }
 
-/// The bits below bit `n`.
-#[inline]
-fn below(n: u32) -> u64 {
-    (1 << n) - 1
+/// What few pages need.
+#[derive(Default)]
+struct More {
+    /// For each block, the one that goes on where it is full; 0 for none. Empty where there is none at all.
+    next: Vec<u32>,
+    /// Bit r, of a page that is split: an entry that begins before region r reaches into it.
+    reached: u64,
 }
 
 impl Page {
-    /// A page that nothing touches, with the memory of an emptied list.
-    fn new(number: u64, entries: Vec<Entry>) -> Self {
-        Self { number, list: List { shift: REGION_SHIFT, entries, ..List::default() }, ..Self::default() }
+    /// A page that nothing touches, with the memory of an emptied one.
+    fn new(number: u64, blocks: Box<[Block]>) -> Self {
+        Self { number, blocks, ..Self::default() }
     }
 
     /// A place without a page.
     fn none() -> Self {
-        Self::new(NO_PAGE, Vec::new())
-    }
-
-    #[inline]
-    fn is_split(&self) -> bool {
-        !self.regions.is_empty()
+        Self::new(NO_PAGE, Box::default())
     }
 
     /// Whether something lies whole in this page.
     #[inline]
     pub(crate) fn is_occupied(&self) -> bool {
-        self.occupied != 0
+        self.inside != 0
     }
 
     #[inline]
     pub(crate) fn is_untouched(&self) -> bool {
-        self.occupied == 0 && self.spanning == 0
+        self.inside | self.spanning == 0
     }
 
-    /// The last entry of the regions before this one.
-    fn last_before(&self, region: usize) -> Option<&Entry> {
-        let earlier = self.occupied & below(region as u32);
-        let last = 63_usize.checked_sub(earlier.leading_zeros() as usize)?;
-        self.regions[last].entries.last()
+    #[inline]
+    pub(crate) fn suits(&self, place: Where) -> bool {
+        place == Where::Anywhere || self.small | self.large != 0
     }
 
-    /// The first entry of the regions behind this one.
-    fn first_behind(&self, region: usize) -> Option<&Entry> {
-        let later = self.occupied & !below(region as u32) & !(1 << region);
-        self.regions.get(later.trailing_zeros() as usize)?.entries.first()
+    /// The first block for what begins at `offset`.
+    #[inline]
+    fn head(&self, offset: u32) -> usize {
+        if self.is_split() { (offset >> REGION_SHIFT) as usize } else { 0 }
+    }
+
+    #[inline]
+    fn is_split(&self) -> bool {
+        self.blocks.len() > TOGETHER
+    }
+
+    #[inline]
+    fn next(&self, block: usize) -> Option<usize> {
+        self.more.as_ref()?.next.get(block).map(|&next| next as usize).filter(|&next| next != 0)
+    }
+
+    /// The regions behind the first that an entry reaches into, as bits; none in a page that is not split.
+    #[inline]
+    fn reach(&self, offset: u32, end: u32) -> u64 {
+        let (first, last) = (offset >> REGION_SHIFT, (end - 1) >> REGION_SHIFT);
+        if first == last || !self.is_split() {
+            return 0;
+        }
+        let up_to = |region: u32| u64::MAX >> (REGIONS as u32 - 1 - region);
+        up_to(last) & !up_to(first)
+    }
+
+    #[inline]
+    fn reached(&self) -> u64 {
+        self.more.as_ref().map_or(0, |more| more.reached)
+    }
+
+    #[inline]
+    fn note_reach(&mut self, entry: &Entry) {
+        let reach = self.reach(entry.offset, entry.end());
+        if reach != 0 {
+            self.more.get_or_insert_default().reached |= reach;
+        }
     }
 
     /// The entry that begins at `offset`.
     #[inline]
-    pub(crate) fn find(&self, offset: u32) -> Option<(Place, &Entry)> {
-        if self.is_split() {
-            let region = (offset >> REGION_SHIFT) as usize;
-            let (at, entry) = self.regions[region].find(offset)?;
-            return Some((Place { region, at }, entry));
+    pub(crate) fn find(&self, offset: u32) -> Option<(Place, Entry)> {
+        let mut block = self.head(offset);
+        loop {
+            let here = self.blocks.get(block)?;
+            if let Some(at) = here.find(offset as i32) {
+                return Some((Place { block, at }, here.entry(at)));
+            }
+            block = self.next(block)?;
         }
-        let (at, entry) = self.list.find(offset)?;
-        Some((Place { region: 0, at }, entry))
     }
 
-    /// Where an entry at `offset` goes whose base no other has, and the entries before and behind.
-    #[inline(always)]
-    fn around(&self, offset: u32) -> (Place, Option<&Entry>, Option<&Entry>) {
-        if self.is_split() {
-            return self.around_in_regions(offset);
+    /// Whether no entry shares bytes with `offset..offset + bytes`.
+    #[inline]
+    pub(crate) fn has_room(&self, offset: u32, bytes: u32) -> bool {
+        let end = offset + bytes;
+        if self.inside == 0 {
+            return true;
         }
-        let at = self.list.before(offset);
-        let entries = self.list.entries.as_slice();
-        (Place { region: 0, at }, entries.get(at.wrapping_sub(1)), entries.get(at))
+        if self.is_split()
+            && (self.reached() >> (offset >> REGION_SHIFT) & 1 == 1 || self.reach(offset, end) != 0)
+        {
+            return !self.blocks.iter().any(|block| block.meets(offset as i32, end as i32));
+        }
+        let mut block = self.head(offset);
+        loop {
+            let Some(here) = self.blocks.get(block) else { return true };
+            if here.meets(offset as i32, end as i32) {
+                return false;
+            }
+            match self.next(block) {
+                Some(next) => block = next,
+                None => return true,
+            }
+        }
     }
 
-    #[inline(never)]
-    fn around_in_regions(&self, offset: u32) -> (Place, Option<&Entry>, Option<&Entry>) {
-        let region = (offset >> REGION_SHIFT) as usize;
-        let here = &self.regions[region];
-        let at = here.before(offset);
-        let previous = if at > 0 { here.entries.get(at - 1) } else { self.last_before(region) };
-        let next = here.entries.get(at).or_else(|| self.first_behind(region));
-        (Place { region, at }, previous, next)
+    /// All entries, in no order.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = Entry> {
+        self.blocks.iter().flat_map(Block::entries)
     }
 
-    /// Where `offset..offset + bytes` goes, if it shares bytes with no neighbour. Enough where nothing overlaps.
+    /// The entry that holds the byte at `offset`: of several, the one with the highest base.
+    pub(crate) fn owner(&self, offset: u32) -> Option<Entry> {
+        self.sharing(offset, offset + 1).max_by_key(|e| e.offset)
+    }
+
+    /// An entry that shares bytes with `offset..offset + bytes`: the nearest that begins at or before `offset`, or else the
+    /// nearest behind.
+    pub(crate) fn clash(&self, offset: u32, bytes: u32) -> Option<Entry> {
+        let sharing = || self.sharing(offset, offset + bytes);
+        let before = sharing().filter(|e| e.offset <= offset).max_by_key(|e| e.offset);
+        before.or_else(|| sharing().min_by_key(|e| e.offset))
+    }
+
+    fn sharing(&self, offset: u32, end: u32) -> impl Iterator<Item = Entry> {
+        let meets = move |block: &&Block| block.meets(offset as i32, end as i32);
+        let entries = self.blocks.iter().filter(meets).flat_map(Block::entries);
+        entries.filter(move |e| e.offset < end && e.end() > offset)
+    }
+
+    /// The entry with the lowest base.
+    pub(crate) fn first(&self) -> Option<Entry> {
+        self.entries().min_by_key(|e| e.offset)
+    }
+
+    pub(crate) fn item_mut(&mut self, place: Place) -> &mut Item {
+        &mut self.blocks[place.block].items[place.at]
+    }
+
+    /// Puts in an entry whose base no other has.
     #[inline]
-    pub(crate) fn room(&self, offset: u32, bytes: u32) -> Option<Place> {
-        let (place, previous, next) = self.around(offset);
-        let free =
-            previous.is_none_or(|e| e.end() <= offset) && next.is_none_or(|e| e.offset >= offset + bytes);
-        free.then_some(place)
-    }
-
-    /// The place for an entry whose base no other has.
-    pub(crate) fn place(&self, offset: u32) -> Place {
-        self.around(offset).0
-    }
-
-    /// All entries, by offset.
-    pub(crate) fn entries(&self) -> impl DoubleEndedIterator<Item = &Entry> {
-        self.regions.iter().flat_map(|region| &region.entries).chain(&self.list.entries)
-    }
-
-    /// Entries whose offset is at most `offset`, nearest first.
-    pub(crate) fn at_or_before(&self, offset: u32) -> impl Iterator<Item = &Entry> {
-        let regions = &self.regions[..self.regions.len().min((offset >> REGION_SHIFT) as usize + 1)];
-        let entries = regions.iter().flat_map(|region| &region.entries).chain(&self.list.entries);
-        entries.rev().skip_while(move |e| e.offset > offset)
-    }
-
-    /// An entry that shares bytes with `offset..offset + bytes`, the nearest at or before `offset` first; looks past the
-    /// nearest ones only when `thorough`.
-    pub(crate) fn clash(&self, offset: u32, bytes: u32, thorough: bool) -> Option<&Entry> {
-        let depth = if thorough { usize::MAX } else { 1 };
-        let before = self.at_or_before(offset).take(depth).find(|e| e.end() > offset);
-        // With none of the same base, what is not before is behind.
-        before.or_else(|| self.around(offset).2.filter(|e| e.offset < offset + bytes))
-    }
-
-    pub(crate) fn first(&self) -> Option<&Entry> {
-        self.entries().next()
-    }
-
-    pub(crate) fn entry_mut(&mut self, place: Place) -> &mut Entry {
-        let list = if self.is_split() { &mut self.regions[place.region] } else { &mut self.list };
-        &mut list.entries[place.at]
-    }
-
-    #[inline]
-    pub(crate) fn put(&mut self, place: Place, entry: Entry) {
-        if self.is_split() {
-            self.occupied |= 1 << place.region;
-            self.regions[place.region].put(place.at, entry);
+    pub(crate) fn put(&mut self, entry: Entry) {
+        let mut block = self.head(entry.offset);
+        if self.inside == 0
+            && let Some(here) = self.blocks.get_mut(block)
+        {
+            here.set(0, entry);
+            self.inside = 1;
+            self.note_reach(&entry);
             return;
         }
-        self.occupied = 1;
-        self.list.put(place.at, entry);
-        if self.list.entries.len() > ONE_LIST {
-            self.split();
+        while let Some(here) = self.blocks.get_mut(block) {
+            if let Some(at) = here.find(FREE) {
+                here.set(at, entry);
+                self.inside += 1;
+                self.note_reach(&entry);
+                return;
+            }
+            let Some(next) = self.next(block) else { break };
+            block = next;
         }
+        self.put_in_new(block, entry);
     }
 
+    /// Puts an entry in a block that goes on where `full` is full, or after a split.
     #[cold]
-    fn split(&mut self) {
-        self.regions.resize_with(64, || List { shift: GRANULE_SHIFT, ..List::default() });
-        self.occupied = 0;
-        for entry in std::mem::take(&mut self.list).entries {
-            let region = (entry.offset >> REGION_SHIFT) as usize;
-            let at = self.regions[region].entries.len();
-            self.put(Place { region, at }, entry);
+    fn put_in_new(&mut self, full: usize, entry: Entry) {
+        let number = self.blocks.len();
+        if number == TOGETHER {
+            let entries: Vec<_> = self.entries().collect();
+            self.blocks = vec![Block::EMPTY; REGIONS].into_boxed_slice();
+            self.more = None;
+            self.inside = 0;
+            entries.into_iter().chain([entry]).for_each(|entry| self.put(entry));
+            return;
         }
+        let mut blocks = std::mem::take(&mut self.blocks).into_vec();
+        blocks.push(Block::EMPTY);
+        self.blocks = blocks.into_boxed_slice();
+        if number > 0 {
+            let next = &mut self.more.get_or_insert_default().next;
+            next.resize(number + 1, 0);
+            next[full] = number as u32;
+        }
+        self.put(entry);
     }
 
     #[inline]
     pub(crate) fn take(&mut self, place: Place) {
-        if self.is_split() {
-            let region = &mut self.regions[place.region];
-            region.take(place.at);
-            if region.begun == 0 {
-                self.occupied &= !(1 << place.region);
-            }
-            return;
+        let block = &mut self.blocks[place.block];
+        let gone = block.entry(place.at);
+        block.clear(place.at);
+        self.inside -= 1;
+        if self.reach(gone.offset, gone.end()) != 0 {
+            let reached = self.entries().fold(0, |bits, e| bits | self.reach(e.offset, e.end()));
+            self.more.get_or_insert_default().reached = reached;
         }
-        self.list.take(place.at);
-        self.occupied = u64::from(self.list.begun != 0);
     }
 
     /// Adds or removes one touch; the change of the counts of pages.
@@ -427,6 +495,20 @@ impl Page {
         }
         // Only the first touch and the last flip what a page counts as.
         if *count > u32::from(add) { Flips::default() } else { self.flips(touch, add) }
+    }
+
+    /// [`touch`](Self::touch) for a small device allocation.
+    #[inline]
+    pub(crate) fn touch_small(&mut self, add: bool) -> Flips {
+        self.small = if add { self.small + 1 } else { self.small - 1 };
+        if self.small > u32::from(add) {
+            return Flips::default();
+        }
+        if self.large | self.arena == 0 {
+            let step = if add { 1 } else { -1 };
+            return Flips { device: step, arena_only: 0, small: step };
+        }
+        self.flips(Touch::Device { small: true }, add)
     }
 
     /// What the first or last touch of its sort flips.
@@ -458,8 +540,8 @@ pub(crate) struct Pages {
     used: usize,
     /// Pages of the table that nothing touches.
     untouched: usize,
-    /// Emptied lists.
-    spares: Vec<Vec<Entry>>,
+    /// Blocks of pages that are gone.
+    spares: Vec<Box<[Block]>>,
 }
 
 impl Pages {
@@ -535,21 +617,28 @@ impl Pages {
         at
     }
 
-    /// Removes the entry that begins at `offset` of that page, if it is of that kind.
-    #[inline]
-    pub(crate) fn remove(
-        &mut self,
-        number: u64,
-        offset: u32,
-        fits: impl FnOnce(&Entry) -> bool,
-    ) -> Option<(Entry, Flips)> {
+    /// Removes the entry that begins at `offset` of that page.
+    pub(crate) fn remove(&mut self, number: u64, offset: u32) -> Option<(Entry, Flips)> {
         let page = self.get_mut(number)?;
-        let (place, &entry) = page.find(offset)?;
-        if !fits(&entry) {
+        let (place, entry) = page.find(offset)?;
+        page.take(place);
+        let flips = page.touch(Touch::of(entry.item.kind, entry.bytes as usize), false);
+        if page.is_untouched() {
+            self.note_untouched(number);
+        }
+        Some((entry, flips))
+    }
+
+    /// [`remove`](Self::remove) for a small device allocation.
+    #[inline]
+    pub(crate) fn remove_small(&mut self, number: u64, offset: u32) -> Option<(Entry, Flips)> {
+        let page = self.get_mut(number)?;
+        let (place, entry) = page.find(offset)?;
+        if !entry.is_small() {
             return None;
         }
         page.take(place);
-        let flips = page.touch(Touch::of(entry.item.kind, entry.bytes as usize), false);
+        let flips = page.touch_small(false);
         if page.is_untouched() {
             self.note_untouched(number);
         }
@@ -577,8 +666,8 @@ impl Pages {
         self.untouched -= 1;
         self.used -= 1;
         let gone = std::mem::replace(&mut self.places[hole], Page::none());
-        if self.spares.len() < KEPT && !gone.is_split() {
-            self.spares.push(gone.list.entries);
+        if self.spares.len() < KEPT && gone.blocks.len() == 1 {
+            self.spares.push(gone.blocks);
         }
         // What stands behind the hole, and would have stood in it, moves up.
         let mask = self.places.len() - 1;

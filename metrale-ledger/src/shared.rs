@@ -21,7 +21,7 @@ use crate::group::{Key, NO_LABEL};
 use crate::index::{Extent, Standing, locate};
 use crate::meter::{Change, Lane};
 use crate::misuse::{ForgetError, FreedBy, Recorded, Tombstone};
-use crate::page::{Entry, Item, Touch};
+use crate::page::{Entry, Item, Where};
 use crate::shard::Shard;
 use crate::snapshot::Totals;
 use crate::sync::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -443,6 +443,7 @@ impl Shared {
         bytes: usize,
         site: &'static Location<'static>,
         scope: Option<u32>,
+        allowed: Where,
     ) -> Dealt<Recorded> {
         let (number, offset) = locate(addr);
         let mut place = self.shards[number as usize % SHARDS].lock();
@@ -460,6 +461,9 @@ impl Shared {
         };
         let spanning_state = shard.spanning_state;
         let page = shard.pages.open(number);
+        if !page.suits(allowed) {
+            return Dealt::TakesWhole;
+        }
         // As for the whole; what is known of an empty page stays true, since nothing spanning comes while this is dealt out.
         let sure = page.is_occupied() && page.spanning == 0 || page.clear_as_of == spanning_state;
         if !sure {
@@ -470,13 +474,15 @@ impl Shared {
                 return Dealt::TakesWhole;
             }
         }
-        let Some(at) = page.room(offset, bytes as u32) else { return Dealt::TakesWhole };
+        if !page.has_room(offset, bytes as u32) {
+            return Dealt::TakesWhole;
+        }
         let first = page.is_untouched();
-        let counts = page.touch(Touch::of(AllocKind::Device, bytes), true);
+        let counts = page.touch_small(true);
         let change = Change::of(AllocKind::Device, bytes, true, counts);
         let (index, after, back) = self.count(&change);
         let item = Item { index, group, kind: AllocKind::Device, overlapped: false, free_refused: false };
-        page.put(at, Entry { offset, bytes: bytes as u32, item });
+        page.put(Entry { offset, bytes: bytes as u32, item });
         if first {
             shard.pages.note_touched();
         }
@@ -491,7 +497,7 @@ impl Shared {
         let (number, offset) = locate(addr);
         let mut place = self.shards[number as usize % SHARDS].lock();
         let Some(shard) = place.as_mut() else { return Dealt::TakesWhole };
-        let Some((entry, counts)) = shard.pages.remove(number, offset, Entry::is_small) else {
+        let Some((entry, counts)) = shard.pages.remove_small(number, offset) else {
             return Dealt::TakesWhole;
         };
         let bytes = entry.bytes as usize;
@@ -542,7 +548,7 @@ impl Shared {
         if self.dealt.load(Relaxed)
             && kind == AllocKind::Device
             && is_small(addr, bytes)
-            && let Some(done) = self.finish(self.record_dealt(addr, bytes, site, scope))
+            && let Some(done) = self.finish(self.record_dealt(addr, bytes, site, scope, Where::Anywhere))
         {
             return done;
         }
@@ -550,6 +556,27 @@ impl Shared {
         let answer = core.book.record(addr, bytes, site, kind, scope);
         self.done_often(&mut core);
         answer
+    }
+
+    /// [`record`](Self::record) for a small device allocation in a page that is held already; else nothing is done.
+    #[inline]
+    pub(crate) fn record_beside(
+        &self,
+        addr: u64,
+        bytes: usize,
+        site: &'static Location<'static>,
+        scope: Option<u32>,
+    ) -> Option<Recorded> {
+        if self.dealt.load(Relaxed) {
+            if !is_small(addr, bytes) {
+                return None;
+            }
+            return self.finish(self.record_dealt(addr, bytes, site, scope, Where::HeldPage));
+        }
+        let mut core = self.whole_often();
+        let done = core.book.record_small(addr, bytes, site, scope, Where::HeldPage)?;
+        self.done_often(&mut core);
+        Some(done)
     }
 
     /// Takes a small device allocation off, if there is one; else it is left to `otherwise`. The answer is made where it is

@@ -24,6 +24,34 @@ fn panic_text(f: impl FnOnce()) -> String {
 }
 
 #[test]
+fn beside_is_where_a_device_allocation_holds_the_page() {
+    let ledger = Ledger::new();
+    let beside = |addr, bytes| ledger.record_beside(addr, bytes, here()).map(|done| done.index);
+    assert_eq!(beside(BASE, 1000), None, "nothing holds the page");
+    for (at, kind) in [(BASE, AllocKind::Managed), (BASE + 512, AllocKind::Arena)] {
+        ledger.record_as(at, 512, here(), kind);
+        assert_eq!(beside(BASE + 1024, 1000), None, "{kind} says nothing of it");
+    }
+    ledger.record(BASE + PAGE + 512, 4 * MIB, here());
+    // The tail of a large one holds its page.
+    assert_eq!(beside(BASE + 3 * PAGE + 512, 1000), None, "there it takes a longer look");
+    ledger.record(BASE + 4 * PAGE, 512, here());
+    let scope = ledger.scope("layer");
+    let before = ledger.mark();
+    assert_eq!(beside(BASE + 4 * PAGE + 512, 1000), Some(4));
+    drop(scope);
+    assert_eq!(ledger.forget(BASE + 4 * PAGE + 512).unwrap().scope.as_deref(), Some("layer"));
+    // What is amiss, or no small one, is for `record`.
+    for (offset, bytes) in [(0, 512), (256, 512), (1024, 0), (PAGE - 512, 513), (512, 2 * MIB)] {
+        assert_eq!(beside(BASE + 4 * PAGE + offset, bytes), None, "{bytes} bytes at {offset}");
+    }
+    ledger.assert_unchanged_since(&before);
+    assert_eq!(ledger.snapshot().totals.misuse, Default::default(), "nothing was tried");
+    ledger.keep_events(4);
+    assert_eq!(beside(BASE + 4 * PAGE + 512, 1000), None, "events are kept");
+}
+
+#[test]
 fn totals_follow_every_operation() {
     let ledger = Ledger::new();
     let probe = ledger.probe();

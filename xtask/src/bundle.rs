@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The folder that GPU tests run from: programs, the list of tests, and the script that runs them.
+//! The folders that GPU tests and benches run from: programs, the list of tests, and the script that runs them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,8 @@ use flate2::write::GzEncoder;
 
 /// The script, the same for this machine and for one without Rust.
 const RUN_SH: &str = include_str!("run.sh");
+/// The script of a bundle of benches.
+const BENCH_SH: &str = include_str!("bench.sh");
 /// Lies in every folder made here; a folder without it is somebody else's and is left alone.
 const MARKER: &str = ".metrale-gpu-tests";
 /// The most a bundle may weigh, so that it travels.
@@ -42,12 +44,24 @@ pub(crate) fn check_ours(dir: &Path) -> Result<()> {
         Ok(mut entries) => {
             ensure!(
                 entries.next().is_none() || dir.join(MARKER).is_file(),
-                "{} exists and was not made by `cargo xtask gpu-test`: name another folder, or empty it",
+                "{} exists and was not made by `cargo xtask`: name another folder, or empty it",
                 dir.display()
             );
             Ok(())
         }
     }
+}
+
+/// Makes the folder anew with the program that prints the table of ratios.
+pub(crate) fn make_bench(dir: &Path, program: &Path) -> Result<()> {
+    check_ours(dir)?;
+    clear(dir)?;
+    fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+    write(&dir.join(MARKER), "Made by `cargo xtask bench`, which may delete this folder.\n")?;
+    place(program, &dir.join("ratios"), Placing::Packed)?;
+    let script = dir.join("run.sh");
+    write(&script, BENCH_SH)?;
+    executable(&script)
 }
 
 /// Makes the folder anew with `programs`, and `metrale` where it is given.
@@ -100,7 +114,7 @@ fn clear(dir: &Path) -> Result<()> {
     if !dir.join(MARKER).is_file() {
         return Ok(());
     }
-    for name in ["programs", "tests.tsv", "metrale", "run.sh", MARKER] {
+    for name in ["programs", "tests.tsv", "metrale", "ratios", "run.sh", MARKER] {
         let path = dir.join(name);
         let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
         if let Err(error) = removed
@@ -186,6 +200,23 @@ mod tests {
         assert_eq!(fs::read_to_string(ours.join("tests.tsv")).unwrap(), "");
         assert!(!ours.join("programs/crate.topic.gz").exists());
         assert!(ours.join("notes").is_file());
+    }
+
+    #[test]
+    fn bench_takes_the_place_of_tests_in_a_folder_of_ours() {
+        let dir = tempfile::tempdir().unwrap();
+        let ours = dir.path().join("ours");
+        let program = program(dir.path());
+        make(&ours, std::slice::from_ref(&program), None, Placing::Packed).unwrap();
+        make_bench(&ours, &program.path).unwrap();
+        assert_eq!(fs::read_to_string(ours.join("ratios")).unwrap(), "#!/bin/sh\n");
+        assert_eq!(fs::read_to_string(ours.join("run.sh")).unwrap(), BENCH_SH);
+        assert!(!ours.join("tests.tsv").exists());
+        let theirs = dir.path().join("theirs");
+        fs::create_dir(&theirs).unwrap();
+        fs::write(theirs.join("ratios"), "dear").unwrap();
+        make_bench(&theirs, &program.path).unwrap_err();
+        assert_eq!(fs::read_to_string(theirs.join("ratios")).unwrap(), "dear");
     }
 
     #[test]

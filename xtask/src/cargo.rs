@@ -3,11 +3,12 @@
 
 use std::env;
 use std::ffi::OsStr;
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
-use cargo_metadata::{Metadata, MetadataCommand, Package};
+use anyhow::{Context, Result, bail, ensure};
+use cargo_metadata::{Artifact, Message, Metadata, MetadataCommand, Package};
 
 /// The workspace's folder.
 pub(crate) fn root() -> PathBuf {
@@ -43,6 +44,21 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
         bail!("`{line}` ended with {}", output.status);
     }
     String::from_utf8(output.stdout).with_context(|| format!("`{line}` wrote what is not UTF-8"))
+}
+
+/// Everything that `command`, a cargo build with messages as JSON, built.
+pub(crate) fn artifacts(command: &mut Command) -> Result<Vec<Artifact>> {
+    let mut child = command.stdout(Stdio::piped()).spawn().context("starting cargo")?;
+    let stdout = child.stdout.take().context("cargo has no output")?;
+    let mut artifacts = Vec::new();
+    for message in Message::parse_stream(BufReader::new(stdout)) {
+        if let Message::CompilerArtifact(artifact) = message.context("reading cargo's messages")? {
+            artifacts.push(artifact);
+        }
+    }
+    let status = child.wait().context("waiting for cargo")?;
+    ensure!(status.success(), "the build ended with {status}");
+    Ok(artifacts)
 }
 
 /// Whether `program` starts and answers the given question with success.

@@ -6,13 +6,13 @@
 //! runs them is the one that a bundle carries to a machine without Rust: what passes here passes there by the same rule.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
-use cargo_metadata::{Artifact, Message, TargetKind};
+use cargo_metadata::{Artifact, TargetKind};
 
 use crate::bundle::{self, Placing, Program};
-use crate::cargo::{cargo, metadata, output, published, root};
+use crate::cargo::{artifacts, cargo, metadata, output, published, root};
 
 /// The cargo profile of a bundle: small programs that keep the checks of a debug build.
 const BUNDLE_PROFILE: &str = "gpu-test";
@@ -146,21 +146,6 @@ impl Built {
             target_dir: metadata.target_directory.into(),
         })
     }
-}
-
-/// Everything `command` built.
-fn artifacts(command: &mut Command) -> Result<Vec<Artifact>> {
-    let mut child = command.stdout(Stdio::piped()).spawn().context("starting cargo")?;
-    let stdout = child.stdout.take().context("cargo has no output")?;
-    let mut artifacts = Vec::new();
-    for message in Message::parse_stream(std::io::BufReader::new(stdout)) {
-        if let Message::CompilerArtifact(artifact) = message.context("reading cargo's messages")? {
-            artifacts.push(artifact);
-        }
-    }
-    let status = child.wait().context("waiting for cargo")?;
-    ensure!(status.success(), "the build ended with {status}");
-    Ok(artifacts)
 }
 
 /// The package's name, and the target's beside it unless that is the library.

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program talks on both")]
 
+mod bench;
 mod bundle;
 mod cargo;
 mod ci;
@@ -32,6 +33,8 @@ enum Command {
     Tidy,
     /// Run every GPU test on the GPU present, or bundle them for a machine without Rust
     GpuTest(gpu_test::Args),
+    /// Print one table of what things cost here, or bundle it for a machine without Rust
+    Bench(bench::Args),
     /// Make the committed PTX again from its CUDA C
     Ptx(ptx::Args),
 }
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Command::Ci(args) => ci::run(&args),
         Command::Tidy => tidy::run(),
         Command::GpuTest(args) => return gpu_test::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Ptx(args) => ptx::run(&args),
     };
     match outcome {

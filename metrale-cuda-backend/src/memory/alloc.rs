@@ -4,22 +4,28 @@
 //! ```text
 //! alloc:  bound? -> not above the total? -> driver gives -> ledger records -> bands laid -> DevicePtr
 //!                                                 `- on any failure from here on the memory goes back
-//! free:   bound? -> ledger forgets (or says what is wrong) -> bands checked -> driver frees
-//!                                                 `- refused: the record is put back, marked
+//! small:  not above the total? -> driver gives -> beside what is on the ledger? records -> DevicePtr
+//!                                                 `- no: bound? records -> DevicePtr, or the memory goes back
+//! free:   ledger forgets (or says what is wrong) -> bands checked -> driver frees
+//!                                                 `- refused: bound? the record is put back, marked
 //! ```
+//! Asking the driver which context is current costs as much as the ledger does. So a small allocation is asked for first:
+//! where its address lies in a page that holds others of this backend, it came from this context, since a page belongs
+//! to one. Only what lies in a page of its own, which costs the driver ten times as much, is asked about.
 
 use std::panic::Location;
 
 use anyhow::{Error, Result};
-use metrale_driver_sys::{CU_MEM_ATTACH_GLOBAL, CUDA_ERROR_OUT_OF_MEMORY, DriverError};
-use metrale_ledger::{AllocKind, ByteSize, ForgetError};
+use metrale_driver_sys::{CU_MEM_ATTACH_GLOBAL, CUDA_ERROR_OUT_OF_MEMORY, DriverError, is_sticky};
+use metrale_ledger::{AllocKind, ByteSize, ForgetError, SMALL_ALLOC_CHUNK};
 use metrale_registry::is_teardown_noop;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{ask, failed};
-use crate::error::{BadArgument, LedgerConflict};
+use crate::error::{BadArgument, LedgerConflict, NotBound};
 use crate::gpu::DevicePtr;
 use crate::graph::Reach;
+use crate::parts::KEEPS_LEDGER;
 use crate::redzone::BandLayout;
 
 /// Why nothing is allocated in a capture.
@@ -66,20 +72,51 @@ impl MetraleCudaBackend {
         kind: AllocKind,
         site: &'static Location<'static>,
     ) -> Result<DevicePtr> {
+        const WHAT: &str = "allocating device memory";
         // Every call of `alloc` counts, those that fail too: the same program gives the same indices.
         let plan = if kind == AllocKind::Device { Some(self.zones().plan(bytes, site)?) } else { None };
         let layout = plan.map_or(BandLayout::bare(bytes), |plan| plan.layout);
         let driver_bytes = layout.total_bytes();
         refuse_no_bytes(bytes, kind, site)?;
-        self.bound("allocating device memory")?;
-        self.outside_capture(Reach::Thread, "allocating device memory", ALLOCATE_BEFORE)?;
+        // Where it is seen from the address given whose context gave it, asking which is current would only cost.
+        let tells = kind == AllocKind::Device
+            && !layout.has_bands()
+            && (bytes as u64) < SMALL_ALLOC_CHUNK
+            && KEEPS_LEDGER;
+        if tells {
+            self.latch().sound(|| WHAT.to_owned())?;
+        } else {
+            self.bound(WHAT)?;
+        }
+        self.outside_capture(Reach::Thread, WHAT, ALLOCATE_BEFORE)?;
         // A driver may think long about what can never fit. Managed memory may: it migrates.
         if kind != AllocKind::Managed && driver_bytes as u64 > self.total_bytes() {
             return Err(self.out_of_memory(bytes, kind, site, None).into());
         }
-        let base = self
-            .ask_for_memory(driver_bytes, kind)
-            .map_err(|error| self.not_given(error, bytes, kind, site))?;
+        let given = self.ask_for_memory(driver_bytes, kind);
+        if tells {
+            let addr = match given {
+                Ok(addr) => addr,
+                Err(error) => {
+                    if !is_sticky(error.status) {
+                        self.bound(WHAT)?;
+                    }
+                    return Err(self.not_given(error, bytes, kind, site));
+                }
+            };
+            if self.book().record_beside(addr, bytes, site) {
+                return Ok(DevicePtr(addr));
+            }
+            if let Err(error) = self.bound(WHAT) {
+                // Another context's: back it goes, to where it came from.
+                let given_back = self.give_to_driver(addr);
+                return Err(match given_back {
+                    Ok(()) => error,
+                    Err(kept) => error.context(format!("{addr:#x} could not be given back: {kept}")),
+                });
+            }
+        }
+        let base = given.map_err(|error| self.not_given(error, bytes, kind, site))?;
         let addr = base.saturating_add(layout.front_bytes as u64);
         if let Err(misuse) = self.book().record(addr, bytes, kind, site) {
             let not_given_back = self.give_to_driver(base).err();
@@ -140,21 +177,55 @@ impl MetraleCudaBackend {
         if ptr.is_null() {
             return Ok(());
         }
-        let there = self.bound_to_free("freeing device memory")?;
-        self.outside_capture(Reach::Thread, "freeing device memory", FREE_AFTER)?;
-        let record = self.forget(ptr.0, kind, call)?;
-        let padded = if kind == AllocKind::Device { self.take_bands(ptr.0) } else { None };
-        let answer = match &padded {
-            _ if !there => Ok(()),
-            Some(padded) => self.give_padded(padded),
-            None => self.give_to_driver(ptr.0),
+        const WHAT: &str = "freeing device memory";
+        // Bands are looked at in the context that is current.
+        let has_zones = kind == AllocKind::Device && self.zones().is_on();
+        let there = if has_zones {
+            self.bound_to_free(WHAT)?
+        } else {
+            self.latch().sound(|| WHAT.to_owned())?;
+            true
         };
-        if let Some(padded) = padded
-            && answer.is_err_and(|error| !is_teardown_noop(error.status))
-        {
+        self.outside_capture(Reach::Thread, WHAT, FREE_AFTER)?;
+        let record = self.forget(ptr.0, kind, call)?;
+        if !there {
+            self.take_bands(ptr.0);
+            return Ok(());
+        }
+        let Some(padded) = has_zones.then(|| self.take_bands(ptr.0)).flatten() else {
+            // The address says whose memory it is, so which context is current matters only where the driver says no.
+            return match self.give_to_driver(ptr.0) {
+                Ok(()) => Ok(()),
+                Err(error) => self.not_freed(error, ptr, record.as_ref(), WHAT),
+            };
+        };
+        let answer = self.give_padded(&padded);
+        if answer.is_err_and(|error| !is_teardown_noop(error.status)) {
             self.put_bands_back(padded);
         }
         self.settle_free(answer, ptr.0, record.as_ref(), || format!("freeing {ptr}"))
+    }
+
+    /// What the driver's refusal to free means: perhaps no more than that this thread is not bound.
+    #[cold]
+    fn not_freed(
+        &self,
+        error: DriverError,
+        ptr: DevicePtr,
+        record: Option<&metrale_ledger::AllocRecord>,
+        doing: &'static str,
+    ) -> Result<()> {
+        let bound = if is_sticky(error.status) { Ok(true) } else { self.bound_to_free(doing) };
+        let answer = match bound {
+            // The context took the memory with it.
+            Ok(false) => Ok(()),
+            Err(not_bound) if not_bound.is::<NotBound>() => {
+                self.book().put_back(ptr.0, record);
+                return Err(not_bound);
+            }
+            Ok(true) | Err(_) => Err(error),
+        };
+        self.settle_free(answer, ptr.0, record, || format!("freeing {ptr}"))
     }
 
     /// Takes an address off the ledger before the driver is asked: the driver may hand it to another thread at once. Not

@@ -1,0 +1,7 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# Prints the table of ratios on this machine; needs no Rust. Arguments choose groups: ledger reads plan software gpu.
+set -u
+
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd) || exit 2
+exec "$here/ratios" "$@"
