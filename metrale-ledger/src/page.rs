@@ -213,6 +213,16 @@ impl Block {
         hits != 0
     }
 
+    /// The places of the entries that hold the byte at `offset`, as bits.
+    #[inline]
+    fn holders(&self, offset: i32) -> i32 {
+        let mut hits = 0;
+        for ((&first, &behind), bit) in self.offsets.iter().zip(&self.ends).zip(BITS) {
+            hits |= if (first <= offset) & (behind > offset) { bit } else { 0 };
+        }
+        hits
+    }
+
     #[inline]
     fn entry(&self, at: usize) -> Entry {
         let (offset, end) = (self.offsets[at], self.ends[at]);
@@ -393,7 +403,28 @@ impl Page {
 
     /// The entry that holds the byte at `offset`: of several, the one with the highest base.
     pub(crate) fn owner(&self, offset: u32) -> Option<Entry> {
-        self.sharing(offset, offset + 1).max_by_key(|e| e.offset)
+        let mut found: Option<Entry> = None;
+        let mut look = |block: &Block| {
+            let mut hits = block.holders(offset as i32);
+            while hits != 0 {
+                let entry = block.entry(hits.trailing_zeros() as usize);
+                hits &= hits - 1;
+                if found.is_none_or(|found| found.offset < entry.offset) {
+                    found = Some(entry);
+                }
+            }
+        };
+        if self.is_split() && self.reached() >> (offset >> REGION_SHIFT) & 1 == 1 {
+            self.blocks.iter().for_each(look);
+        } else {
+            let mut block = Some(self.head(offset));
+            while let Some((number, here)) = block.and_then(|number| Some((number, self.blocks.get(number)?)))
+            {
+                look(here);
+                block = self.next(number);
+            }
+        }
+        found
     }
 
     /// An entry that shares bytes with `offset..offset + bytes`: the nearest that begins at or before `offset`, or else the
