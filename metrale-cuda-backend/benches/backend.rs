@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
-use calls::Calls;
+use calls::{Calls, GRAPH_NODES};
 
 /// Calls between two waits: fewer than a stream queues.
 const BATCH: u64 = 256;
@@ -42,6 +42,10 @@ fn on(c: &mut Criterion, driver: &str, calls: &mut Calls) {
         let on = ["own stream", "a made stream"][place];
         bench(&format!("launch on {on}"), &mut |calls| calls.launch(calls.streams()[place].1));
         bench(&format!("launch on {on}, bare"), &mut |calls| calls.bare_launch(calls.streams()[place].1));
+    }
+    for (place, nodes) in GRAPH_NODES.into_iter().enumerate() {
+        bench(&format!("replay of {nodes} nodes"), &mut |calls| calls.replay(place));
+        bench(&format!("replay of {nodes} nodes, bare"), &mut |calls| calls.bare_replay(place));
     }
     group.sample_size(10).throughput(Throughput::Bytes(LOAD_BYTES as u64));
     let Ok(mut load) = calls.load(LOAD_BYTES) else { return };

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use metrale_cuda_backend::{
-    BackendConfig, DevicePtr, DriverApi, KernelLaunch, MetraleCudaBackend, PinnedPtr, Uploader,
+    BackendConfig, DevicePtr, DriverApi, GraphHandle, KernelLaunch, MetraleCudaBackend, PinnedPtr, Uploader,
 };
 use metrale_driver_sim::{Profile, SimDriver};
 
@@ -19,6 +19,8 @@ static PTX: &[u8] =
 
 /// Bytes of the allocations, and of the fills.
 const BYTES: usize = 1024;
+/// Launches in each graph.
+pub(crate) const GRAPH_NODES: [usize; 2] = [10, 500];
 /// Bytes of a pinned buffer.
 const BUFFER: usize = 16 << 20;
 
@@ -31,6 +33,8 @@ pub(crate) struct Calls {
     held: DevicePtr,
     made: u64,
     event: u64,
+    /// Graphs of as many launches as [`GRAPH_NODES`] says.
+    graphs: Vec<GraphHandle>,
 }
 
 impl Calls {
@@ -55,8 +59,17 @@ impl Calls {
         let held = backend.alloc(BYTES)?;
         let idle = backend.kernel("calls", "idle")?;
         let (made, event) = (backend.create_stream()?, backend.create_event()?);
-        let launch = KernelLaunch::new(idle).ptr(held);
-        Ok(Self { backend, idle: idle.0, launch, held, made, event })
+        let mut launch = KernelLaunch::new(idle).ptr(held);
+        let mut graphs = Vec::new();
+        for nodes in GRAPH_NODES {
+            let capture = backend.capture(made)?;
+            for _ in 0..nodes {
+                // SAFETY: the argument is the kernel's one parameter, and the kernel touches nothing.
+                unsafe { launch.on_stream(&backend, made) }?;
+            }
+            graphs.push(capture.end()?);
+        }
+        Ok(Self { graphs, backend, idle: idle.0, launch, held, made, event })
     }
 
     /// The driver and the device, in words.
@@ -110,6 +123,17 @@ impl Calls {
         assert_eq!(status, 0);
     }
 
+    /// Replays a graph on the made stream.
+    pub(crate) fn replay(&self, place: usize) {
+        self.backend.launch_graph(self.graphs[place], self.made).expect("a replay");
+    }
+
+    /// [`replay`](Self::replay) by the bare call.
+    pub(crate) fn bare_replay(&self, place: usize) {
+        // SAFETY: the graph and the stream are the backend's and live.
+        assert_eq!(unsafe { self.driver().cuGraphLaunch(self.graphs[place].0, self.made) }, 0);
+    }
+
     /// Fills an allocation.
     pub(crate) fn fill(&self, stream: u64) {
         self.backend.memset_async(self.held, 1, BYTES, stream).expect("a fill");
@@ -151,8 +175,13 @@ impl Calls {
 impl Drop for Calls {
     fn drop(&mut self) {
         let backend = &self.backend;
-        let outcomes =
-            [backend.destroy_event(self.event), backend.destroy_stream(self.made), backend.free(self.held)];
+        let graphs = self.graphs.drain(..).map(|graph| backend.destroy_graph(graph)).collect::<Result<()>>();
+        let outcomes = [
+            graphs,
+            backend.destroy_event(self.event),
+            backend.destroy_stream(self.made),
+            backend.free(self.held),
+        ];
         outcomes.into_iter().collect::<Result<()>>().expect("all is the backend's");
     }
 }

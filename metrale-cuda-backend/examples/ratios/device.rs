@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::calls::Calls;
+use crate::calls::{Calls, GRAPH_NODES};
 use crate::median;
 use crate::table::{Figure, Table, Target};
 
@@ -68,6 +68,10 @@ pub(crate) fn calls(table: &mut Table, driver: &str, calls: Result<Calls>) {
         row(&format!("launch on {name}"), launch, target(1.05, 200.0));
         let fill = in_turns(&mut calls, |c| c.bare_fill(stream(c)), |c| c.fill(stream(c)));
         row(&format!("fill of 1 KiB on {name}"), fill, Target::None);
+    }
+    for (place, nodes) in GRAPH_NODES.into_iter().enumerate() {
+        let replay = in_turns(&mut calls, |c| c.bare_replay(place), |c| c.replay(place));
+        row(&format!("replay of a graph of {nodes} nodes"), replay, target(1.02, 100.0));
     }
     let event = in_turns(&mut calls, |c| c.bare_record_event(), |c| c.record_event());
     row("record an event", event, Target::None);

@@ -2,7 +2,7 @@
 //! One table of what things cost on this machine, beside the other ways to do them.
 //!
 //! `cargo xtask bench` runs it; `cargo xtask bench --bundle DIR` takes it to a machine without Rust, for it needs nothing
-//! else when it runs. Arguments choose groups: `ratios ledger reads plan software gpu`; none is all.
+//! else when it runs. Arguments choose groups: `ratios ledger reads plan software gpu scan`; none is all.
 //!
 //! Sides take turns in short rounds in one process, and a figure is the median of its rounds. What misses its target is
 //! marked, and no more: a time depends on the machine.
@@ -12,6 +12,7 @@
 mod calls;
 mod device;
 mod ledger;
+mod scan;
 #[path = "../../../metrale-ledger/benches/sides/mod.rs"]
 mod sides;
 mod table;
@@ -24,12 +25,13 @@ use table::Table;
 /// A group of rows: its argument, and what fills it.
 type Group = (&'static str, fn(&mut Table));
 
-const GROUPS: [Group; 5] = [
+const GROUPS: [Group; 6] = [
     ("ledger", ledger::pairs),
     ("reads", ledger::reads),
     ("plan", ledger::plan),
     ("software", |table| device::calls(table, "software", Calls::software())),
     ("gpu", |table| device::calls(table, "gpu", Calls::gpu())),
+    ("scan", scan::rows),
 ];
 
 fn main() -> ExitCode {

@@ -81,7 +81,7 @@ impl Table {
         let beside = other.unwrap_or(f64::NAN);
         let (met, words) = match target {
             Target::Below(limit) => (ours.value() < limit.value(), format!("< {limit}")),
-            Target::Ratio(most) => (ours.value() / beside <= most, format!("<= {most:.2}")),
+            Target::Ratio(most) => (ours.value() / beside <= most, format!("<= {most:.*}", digits(most))),
             Target::More(most) => {
                 let more = ours.value() - beside;
                 (more <= most, format!("+{more:.0} of at most +{most:.0} ns"))
@@ -93,7 +93,8 @@ impl Table {
         self.missed += u32::from(!met);
         let verdict = if met { "" } else { "  MISSED" };
         let other = side.map(|(_, other)| other.to_string()).unwrap_or_default();
-        let ratio = side.map(|_| format!("{:.2}", ours.value() / beside)).unwrap_or_default();
+        let ratio = side.map(|_| format!("{:.*}", digits(ours.value() / beside), ours.value() / beside));
+        let ratio = ratio.unwrap_or_default();
         println!("  {what:<44} {ours:>11} {other:>11} {ratio:>7}  {name:<25} {words}{verdict}");
     }
 
@@ -108,4 +109,9 @@ impl Table {
     pub(crate) fn close(self) {
         println!("\n{} of {} targets met", self.targets - self.missed, self.targets);
     }
+}
+
+/// Digits behind the point that show a ratio.
+fn digits(ratio: f64) -> usize {
+    if ratio < 0.01 { 5 } else { 2 }
 }

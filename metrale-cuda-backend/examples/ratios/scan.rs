@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a scan of 25,000 red zones costs: by one kernel launch through the backend, by a copy for each band, and the bare
-//! kernel, in one run.
-//!
-//! `cargo run --release --example redzone_scan [BANDS [BAND_BYTES]]`, on a machine with a GPU.
-#![allow(clippy::print_stdout, reason = "a program that prints")]
+//! What a scan of 25,000 red zones costs on a GPU: by one kernel launch through the backend, by a copy for each band, and the
+//! bare kernel.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,44 +11,41 @@ use metrale_cuda_backend::redzone::{
 };
 use metrale_cuda_backend::{BackendConfig, DevicePtr, DriverApi, KernelLaunch, MetraleCudaBackend};
 
-/// Bytes asked for by each allocation; with a band of 256 bytes it takes 1 KiB of the device.
+use crate::table::{Figure, Table, Target};
+
+const BANDS: usize = 25_000;
+const BAND_BYTES: usize = 256;
+/// Bytes asked for by each allocation; with its band it takes 1 KiB of the device.
 const ASKED: usize = 700;
 /// Scans timed; the median counts.
 const SCANS: usize = 200;
 
-fn main() -> Result<()> {
-    let mut arguments = std::env::args().skip(1);
-    let mut number = |or: usize| arguments.next().map_or(Ok(or), |text| text.parse().context(text));
-    let (bands, band_bytes) = (number(25_000)?, number(256)?);
-    let driver = metrale_driver_sys::system().context("this measures a GPU")?;
-    println!("{bands} bands of {band_bytes} bytes");
+/// Every row of a scan.
+pub(crate) fn rows(table: &mut Table) {
+    table.group(&format!("scan of {BANDS} red zones of {BAND_BYTES} bytes: gpu"));
+    if let Err(error) = measure(table) {
+        table.not_run(&format!("{error:#}"));
+    }
+}
 
-    let by_kernel = Bands::new(&driver, bands, band_bytes, ScanBy::Kernel)?;
+fn measure(table: &mut Table) -> Result<()> {
+    let driver = metrale_driver_sys::system().context("this measures a GPU")?;
+    let by_kernel = Bands::new(&driver, ScanBy::Kernel)?;
     // The first loads the kernel and sends the table.
     let first = time(|| by_kernel.scan_clean())?;
-    let kernel = median(SCANS, || by_kernel.scan_clean())?;
-    let bare = by_kernel.bare_kernel(band_bytes)?;
+    let scan = median(SCANS, || by_kernel.scan_clean())?;
+    let bare = by_kernel.bare_kernel()?;
     by_kernel.finds_a_planted_byte()?;
     drop(by_kernel);
-
-    let by_copies = Bands::new(&driver, bands, band_bytes, ScanBy::Copies)?;
+    let by_copies = Bands::new(&driver, ScanBy::Copies)?;
     let copies = median(5, || by_copies.scan_clean())?;
     by_copies.finds_a_planted_byte()?;
 
-    let micros = |took: Duration| took.as_secs_f64() * 1e6;
-    println!("first scan, kernel loaded and table sent   {:>12.1} us", micros(first));
-    println!("scan through the backend                   {:>12.1} us", micros(kernel));
-    println!("bare kernel, launched and waited for       {:>12.1} us", micros(bare.launched));
-    println!("bare kernel, by its events                 {:>12.1} us", micros(bare.on_device));
-    println!("a copy for each band                       {:>12.1} us", micros(copies));
-    println!(
-        "copies over scan                           {:>12.1} x",
-        copies.as_secs_f64() / kernel.as_secs_f64()
-    );
-    println!(
-        "scan over bare kernel, launched            {:>12.2} x",
-        kernel.as_secs_f64() / bare.launched.as_secs_f64()
-    );
+    let nanos = |took: Duration| Figure::Nanos(took.as_secs_f64() * 1e9);
+    table.figure("first scan, kernel loaded and table sent", nanos(first), Target::None);
+    table.ratio("scan", nanos(scan), ("a copy for each band", nanos(copies)), Target::Ratio(1.0 / 2000.0));
+    table.ratio("scan", nanos(scan), ("the bare kernel, awaited", nanos(bare.launched)), Target::None);
+    table.ratio("scan", nanos(scan), ("the bare kernel, by events", nanos(bare.on_device)), Target::None);
     Ok(())
 }
 
@@ -79,13 +73,13 @@ struct BareKernel {
 }
 
 impl Bands {
-    fn new(driver: &Arc<dyn DriverApi>, bands: usize, band_bytes: usize, scan_by: ScanBy) -> Result<Self> {
+    fn new(driver: &Arc<dyn DriverApi>, scan_by: ScanBy) -> Result<Self> {
         let mut config = BackendConfig::default();
-        config.redzone.band_bytes = band_bytes;
+        config.redzone.band_bytes = BAND_BYTES;
         config.redzone.scan_by = scan_by;
         let builder = MetraleCudaBackend::builder().driver(driver.clone()).modules(&[("bare", KERNELS_PTX)]);
         let backend = builder.config(config).build()?;
-        let held = (0..bands).map(|_| backend.alloc(ASKED)).collect::<Result<_>>()?;
+        let held = (0..BANDS).map(|_| backend.alloc(ASKED)).collect::<Result<_>>()?;
         Ok(Self { backend, held })
     }
 
@@ -107,11 +101,11 @@ impl Bands {
     }
 
     /// The kernel on a table of the same bands, without anything around it.
-    fn bare_kernel(&self, band_bytes: usize) -> Result<BareKernel> {
+    fn bare_kernel(&self) -> Result<BareKernel> {
         let backend = &self.backend;
         let pattern = backend.config().redzone.fill.pattern(0);
         let band =
-            |ptr: &DevicePtr| Band { address: ptr.0 + ASKED as u64, bytes: band_bytes as u32, pattern };
+            |ptr: &DevicePtr| Band { address: ptr.0 + ASKED as u64, bytes: BAND_BYTES as u32, pattern };
         let entries: Vec<u8> = self.held.iter().flat_map(|ptr| band(ptr).to_bytes()).collect();
         let table = backend.alloc_arena(entries.len())?;
         backend.copy_h2d(&entries, table)?;
@@ -161,8 +155,7 @@ impl Drop for Bands {
     fn drop(&mut self) {
         for ptr in self.held.drain(..) {
             if let Err(error) = self.backend.free(ptr) {
-                println!("{ptr} could not be freed: {error:#}");
-                return;
+                panic!("{ptr} is live: {error:#}");
             }
         }
     }
