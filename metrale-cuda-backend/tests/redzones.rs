@@ -434,6 +434,29 @@ on_both_drivers! {
         assert!(backend.redzone_status().quarantine_bytes <= 1 << 20);
     }
 
+    /// On SCALE too, whose driver cannot say which streams capture: the backend knows of its own captures.
+    a_capture_survives_what_other_threads_do_with_padded_memory(driver) {
+        let backend = &guarded(&driver, config(64, |redzone| redzone.quarantine_bytes = 100));
+        let (kept, stream) = (backend.alloc(100).unwrap(), backend.create_stream().unwrap());
+        let freed = [backend.alloc(10).unwrap(), backend.alloc(10).unwrap()];
+        let capture = backend.capture(stream).unwrap();
+        backend.memset_async(kept, 1, 100, stream).unwrap();
+        std::thread::scope(|threads| {
+            threads.spawn(move || {
+                backend.bind_to_thread().unwrap();
+                backend.free(backend.alloc(20).unwrap()).unwrap();
+                freed.into_iter().for_each(|ptr| backend.free(ptr).unwrap());
+                assert_eq!(backend.scan_redzones().unwrap(), 0);
+                backend.poison_redzones(0, 9).unwrap();
+            });
+        });
+        backend.memset_async(kept, 2, 100, stream).unwrap();
+        backend.destroy_graph(capture.end().unwrap()).unwrap();
+        assert_eq!(backend.redzone_status().violations, 0);
+        backend.destroy_stream(stream).unwrap();
+        backend.free(kept).unwrap();
+    }
+
     a_capture_on_the_own_stream_refuses_a_scan_and_stays_valid(driver) {
         // SCALE cannot say whether a stream captures.
         if metrale_driver_sys::SCALE {

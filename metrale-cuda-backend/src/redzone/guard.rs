@@ -10,7 +10,7 @@
 use std::panic::Location;
 
 use anyhow::{Error, Result};
-use metrale_driver_sys::{CU_STREAM_CAPTURE_STATUS_NONE, DriverError, stream_capture_status};
+use metrale_driver_sys::DriverError;
 use metrale_ledger::{AllocKind, Whois};
 
 use super::pattern::{BandChange, Pattern};
@@ -211,8 +211,7 @@ impl MetraleCudaBackend {
             // waits for that.
             let Ok(_held) = self.hold_stream(stream, DOING) else { continue };
             // SAFETY: the stream is held.
-            let status = unsafe { stream_capture_status(self.driver(), stream) };
-            if status == Ok(CU_STREAM_CAPTURE_STATUS_NONE) {
+            if !unsafe { self.is_capturing_or_cannot_tell(stream) } {
                 // SAFETY: takes a handle, which is held.
                 unsafe { ask!(self.driver(), cuStreamSynchronize(stream)) }.doing(|| DOING.to_owned())?;
             }
