@@ -7,7 +7,9 @@ mod functions;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use common::hooked::HookedDriver;
 use common::{KERNELS, KIB, MIB, logged, sim_with_kernels};
 use metrale_cuda_backend::redzone::{BandChange, Fill, POISON, RedzoneConfig, ScanBy, Side, Violation};
 use metrale_cuda_backend::{
@@ -490,6 +492,68 @@ on_both_drivers! {
         backend.destroy_stream(other).unwrap();
         backend.free(ptr).unwrap();
     }
+}
+
+/// A backend with bands, whose driver has another thread `act` in the middle of the first call of `function` from now on,
+/// once.
+fn disturbed(
+    function: DriverFn,
+    act: impl Fn(&MetraleCudaBackend) + Send + Sync + 'static,
+) -> (Arc<MetraleCudaBackend>, Arc<HookedDriver>, impl Fn()) {
+    let driver = Arc::new(HookedDriver::new(Arc::new(sim_with_kernels())));
+    let seen: Arc<dyn DriverApi> = driver.clone();
+    let backend = Arc::new(guarded(&seen, config(64, |_| {})));
+    let (hooked, weak, act) = (driver.clone(), Arc::downgrade(&backend), Arc::new(act));
+    let arm = move || {
+        let (weak, act, armed) = (weak.clone(), act.clone(), AtomicBool::new(true));
+        hooked.before_each(move |called| {
+            if called == function && armed.swap(false, Ordering::Relaxed) {
+                let (backend, act) = (weak.upgrade().unwrap(), act.clone());
+                let other = std::thread::spawn(move || {
+                    backend.bind_to_thread().unwrap();
+                    act(&backend);
+                });
+                other.join().unwrap();
+            }
+        });
+    };
+    (backend, driver, arm)
+}
+
+#[test]
+fn poison_that_comes_while_bands_are_laid_is_no_violation_and_reaches_them() {
+    let poison = |backend: &MetraleCudaBackend| assert_eq!(backend.poison_redzones(0, 0).unwrap(), 0);
+    let (backend, driver, arm) = disturbed(DriverFn::cuMemsetD8_v2, poison);
+    arm();
+    let ptr = backend.alloc(100).unwrap();
+    let driver: Arc<dyn DriverApi> = driver;
+    assert_eq!(peek(&driver, ptr.0 + 100, 64), [0; 64]);
+    assert_eq!(backend.scan_redzones().unwrap(), 0);
+    backend.free(ptr).unwrap();
+    assert_eq!(backend.redzone_status().violations, 0);
+}
+
+#[test]
+fn poison_that_comes_during_a_free_is_no_violation() {
+    let poison = |backend: &MetraleCudaBackend| assert_eq!(backend.poison_redzones(0, 0).unwrap(), 0);
+    let (backend, _driver, arm) = disturbed(DriverFn::cuStreamSynchronize, poison);
+    let ptr = backend.alloc(100).unwrap();
+    arm();
+    backend.free(ptr).unwrap();
+    assert_eq!(backend.redzone_violations(), []);
+}
+
+#[test]
+fn a_scan_that_came_before_the_bands_were_laid_has_not_seen_them_clean() {
+    let scan = |backend: &MetraleCudaBackend| assert_eq!(backend.scan_redzones().unwrap(), 0);
+    let (backend, driver, arm) = disturbed(DriverFn::cuMemsetD8_v2, scan);
+    arm();
+    let ptr = backend.alloc(100).unwrap();
+    let driver: Arc<dyn DriverApi> = driver;
+    plant(&driver, ptr.0 + 100, &[1]);
+    let (report, _) = logged(|| backend.scan_redzones_report().unwrap());
+    assert_eq!((report.violations.len(), report.violations[0].last_clean), (1, None));
+    backend.free(ptr).unwrap();
 }
 
 #[test]

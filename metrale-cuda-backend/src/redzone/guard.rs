@@ -33,18 +33,16 @@ impl MetraleCudaBackend {
             Whois::Live { allocation, .. } => allocation.record.scope,
             _ => None,
         };
-        let (padded, bands) = {
-            let state = self.zones().lock();
-            let padded = self.zones().padded(&state, base, plan, site, scope);
-            let bands = self.zones().laid(&state, &padded);
-            (padded, bands)
-        };
+        let mut padded = self.zones().padded(&self.zones().lock(), base, plan, site, scope);
         self.record_padding(&padded)?;
-        let laid = bands
-            .iter()
-            .try_for_each(|&(_, address, bytes, pattern)| self.fill_band(address, bytes, pattern))
-            .and_then(|()| self.legacy_stream_done("filling red zones"))
-            .and_then(|()| Ok(self.zones().insert(&mut self.zones().lock(), padded.clone())?));
+        let laid = self.fill_bands(&padded, "filling red zones").and_then(|()| {
+            let mut state = self.zones().lock();
+            if state.renew(&mut padded) {
+                // Poison came while they were filled, and is for this allocation too. Under the lock none comes again.
+                self.fill_bands(&padded, "filling red zones")?;
+            }
+            Ok(self.zones().insert(&mut state, padded.clone())?)
+        });
         if laid.is_err() {
             self.forget_padding(&padded);
         }
@@ -76,11 +74,7 @@ impl MetraleCudaBackend {
         // A kernel under way may still write; the driver's own free would wait for it too.
         self.wait_for_known_work()?;
         let mut violations: Vec<Violation> = Vec::new();
-        let bands = {
-            let state = self.zones().lock();
-            self.zones().laid(&state, padded)
-        };
-        for (side, address, bytes, pattern) in bands {
+        for (side, address, bytes, pattern) in self.zones().laid(padded) {
             if let Some(change) = self.read_band(address, bytes, pattern)? {
                 violations.push(self.zones().lock().violation(padded, side, change));
             }
@@ -120,13 +114,9 @@ impl MetraleCudaBackend {
             if kept.layout.total_bytes() as u64 > self.config().redzone.quarantine_bytes {
                 return false;
             }
-            state.reborn(&mut kept);
-            // Under the lock: nothing looks at it before it is filled.
-            let bands = self.zones().laid(&state, &kept);
-            let filled = bands
-                .iter()
-                .try_for_each(|&(_, address, bytes, pattern)| self.fill_band(address, bytes, pattern))
-                .and_then(|()| self.legacy_stream_done("filling freed memory"));
+            // Filled under the lock in any case: nothing looks at it before.
+            let _ = state.renew(&mut kept);
+            let filled = self.fill_bands(&kept, "filling freed memory");
             let kept_padding = filled.and_then(|()| self.record_padding(&kept));
             if let Err(error) = kept_padding {
                 tracing::warn!("{:#x} goes back without quarantine: {error:#}", kept.address());
@@ -217,6 +207,14 @@ impl MetraleCudaBackend {
             }
         }
         Ok(())
+    }
+
+    /// Writes what stands in the bands of an allocation, and waits until it does.
+    fn fill_bands(&self, padded: &Padded, doing: &'static str) -> Result<()> {
+        for (_, address, bytes, pattern) in self.zones().laid(padded) {
+            self.fill_band(address, bytes, pattern)?;
+        }
+        self.legacy_stream_done(doing)
     }
 
     /// Writes a pattern; the legacy stream has passed it some time later.

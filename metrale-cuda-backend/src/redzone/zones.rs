@@ -70,6 +70,8 @@ pub(crate) struct Padded {
     index: u64,
     /// Scans before its bands were laid.
     born: u64,
+    /// The poison that its bands were laid under: what stands in them follows it, whatever came since.
+    poison: Option<(u64, u64)>,
     slots: Vec<u32>,
 }
 
@@ -204,12 +206,13 @@ impl Zones {
         scope: Option<Arc<str>>,
     ) -> Padded {
         let Plan { layout, index } = plan;
-        Padded { base, layout, site, scope, freed: false, index, born: state.scans, slots: Vec::new() }
+        let (born, poison) = (state.scans, state.poison);
+        Padded { base, layout, site, scope, freed: false, index, born, poison, slots: Vec::new() }
     }
 
     /// The bands of an allocation with what stands in them.
-    pub(crate) fn laid(&self, state: &State, padded: &Padded) -> Vec<(Side, u64, usize, Pattern)> {
-        let of = |side| pattern_of(padded.index, side, self.config.fill, state.poison);
+    pub(crate) fn laid(&self, padded: &Padded) -> Vec<(Side, u64, usize, Pattern)> {
+        let of = |side| pattern_of(padded.index, side, self.config.fill, padded.poison);
         let with = |(side, address, bytes)| (side, address, bytes, of(side));
         padded.bands().map(with).collect()
     }
@@ -217,7 +220,7 @@ impl Zones {
     /// Takes an allocation in whose bands are filled.
     pub(crate) fn insert(&self, state: &mut State, mut padded: Padded) -> Result<(), TableFull> {
         let (address, index) = (padded.address(), padded.index);
-        for (side, start, bytes, pattern) in self.laid(state, &padded) {
+        for (side, start, bytes, pattern) in self.laid(&padded) {
             for offset in (0..bytes).step_by(if side == Side::Freed { FREED_PIECE_BYTES } else { bytes }) {
                 let piece = (bytes - offset).min(if side == Side::Freed { FREED_PIECE_BYTES } else { bytes });
                 let band = Band {
@@ -242,6 +245,7 @@ impl Zones {
     /// Begins poison, or moves it.
     pub(crate) fn poison(&self, state: &mut State, low: u64, high: u64) -> usize {
         state.poison = Some((low, high));
+        state.padded.values_mut().for_each(|padded| padded.poison = state.poison);
         let fill = self.config.fill;
         state.table.repaint(|owner| pattern_of(owner.index, owner.side, fill, state.poison));
         let in_range = |owner: &BandOwner| owner.side != Side::Freed && (low..high).contains(&owner.index);
@@ -290,9 +294,11 @@ impl State {
         self.quarantine.release(bytes).into_iter().map(|entry| entry.what).collect()
     }
 
-    /// Scans before now: what is laid now was looked at by none of them.
-    pub(crate) fn reborn(&self, padded: &mut Padded) {
+    /// What is laid now stands under the poison of now, and no scan before has looked at it. Tells whether the poison is
+    /// another than when it was laid first, so that it has to be laid again.
+    pub(crate) fn renew(&self, padded: &mut Padded) -> bool {
         padded.born = self.scans;
+        std::mem::replace(&mut padded.poison, self.poison) != self.poison
     }
 
     /// Notes a scan that looked at every band.
