@@ -16,7 +16,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::book::Book;
 use crate::call::{Doing, ask};
 use crate::config::BackendConfig;
-use crate::error::{FeatureOff, NotBound};
+use crate::error::{BadArgument, FeatureOff, NotBound};
 use crate::fault_probe::{FaultLatch, noted};
 use crate::gpu::DevicePtr;
 use crate::graph::Seat;
@@ -25,7 +25,7 @@ use crate::launch::Kernels;
 use crate::memory::{Cost, Costs, PinnedBook, Polling, memory_info_of};
 use crate::op_cache::OpCache;
 use crate::parts::HAS_REDZONE;
-use crate::redzone::Zones;
+use crate::redzone::{MAX_BAND_BYTES, Zones};
 use crate::signature::Signatures;
 use crate::timing::Timing;
 
@@ -106,7 +106,8 @@ impl BackendBuilder {
     ///
     /// # Errors
     /// [`ConfigError`](crate::ConfigError) for an environment variable that does not parse;
-    /// [`FeatureOff`] for red zones without the feature `redzone`;
+    /// [`FeatureOff`] for red zones without the feature `redzone`; [`BadArgument`] for bands above
+    /// [`MAX_BAND_BYTES`];
     /// [`HostError`](crate::HostError) without a usable driver or device; [`PreflightError`](crate::PreflightError) for
     /// modules that the device does not run; [`ContextLost`](crate::ContextLost) where a kernel of this process faulted on
     /// the device before; [`RegistryError`](crate::RegistryError) for a
@@ -118,6 +119,13 @@ impl BackendBuilder {
         };
         if config.redzone.band_bytes > 0 && !HAS_REDZONE {
             return Err(FeatureOff { feature: "redzone" }.into());
+        }
+        if config.redzone.band_bytes > MAX_BAND_BYTES {
+            return Err(BadArgument::new(format!(
+                "red zones of {} bytes: a band has {MAX_BAND_BYTES} bytes at most; set redzone.band_bytes to less, such as 1024",
+                config.redzone.band_bytes
+            ))
+            .into());
         }
         let driver = self.driver_or_system()?;
         let ordinal = self.ordinal;

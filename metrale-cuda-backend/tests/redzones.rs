@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::hooked::HookedDriver;
 use common::{KERNELS, KIB, MIB, logged, sim_with_kernels};
-use metrale_cuda_backend::redzone::{BandChange, Fill, POISON, RedzoneConfig, ScanBy, Side, Violation};
+use metrale_cuda_backend::redzone::{
+    BandChange, Fill, MAX_BAND_BYTES, POISON, RedzoneConfig, ScanBy, Side, Violation,
+};
 use metrale_cuda_backend::{
     AllocKind, BackendConfig, BadArgument, CallFailed, Capturing, ContextLost, DevicePtr, DriverApi,
     DriverFn, GpuBackend, KernelLaunch, MetraleCudaBackend, OutOfMemory, Remedy, remedy,
@@ -573,6 +575,34 @@ fn a_driver_with_nothing_left_gets_the_quarantine_first() {
     assert_eq!(backend.redzone_status().quarantined, 0);
     backend.free(ptr).unwrap();
     assert_eq!(backend.account().unwrap().remainder_bytes(), 0);
+}
+
+#[test]
+fn what_no_address_reaches_is_out_of_memory_with_bands_as_without() {
+    for band_bytes in [0, 1024] {
+        let driver: Arc<dyn DriverApi> = Arc::new(sim_with_kernels());
+        let backend = guarded(&driver, config(band_bytes, |_| {}));
+        for bytes in [usize::MAX, usize::MAX - 2000, usize::MAX - (2 << 20), 1 << 62] {
+            let error = backend.alloc(bytes).unwrap_err();
+            assert_eq!(remedy(&error), Some(Remedy::FixCall), "{error}");
+            assert!(error.is::<OutOfMemory>() && error.to_string().contains(file!()), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_band_above_the_largest_is_refused_where_it_is_configured() {
+    let build = |bytes| {
+        let driver: Arc<dyn DriverApi> = Arc::new(sim_with_kernels());
+        MetraleCudaBackend::builder().driver(driver).config(config(bytes, |_| {})).build()
+    };
+    assert_eq!(build(MAX_BAND_BYTES).unwrap().config().redzone.band_bytes, MAX_BAND_BYTES);
+    for bytes in [MAX_BAND_BYTES + 1, usize::MAX] {
+        let error = build(bytes).unwrap_err();
+        let text = error.to_string();
+        assert!(error.is::<BadArgument>() && text.contains(&bytes.to_string()), "{text}");
+        assert!(text.contains("1073741824 bytes at most"), "{text}");
+    }
 }
 
 #[test]

@@ -74,13 +74,10 @@ impl MetraleCudaBackend {
     ) -> Result<DevicePtr> {
         const WHAT: &str = "allocating device memory";
         // Every call of `alloc` counts, those that fail too: the same program gives the same indices.
-        let plan = if kind == AllocKind::Device { Some(self.zones().plan(bytes, site)?) } else { None };
-        let layout = plan.map_or(BandLayout::bare(bytes), |plan| plan.layout);
-        let driver_bytes = layout.total_bytes();
+        let plan = (kind == AllocKind::Device).then(|| self.zones().plan(bytes, site)).transpose();
         refuse_no_bytes(bytes, kind, site)?;
         // Where it is seen from the address given whose context gave it, asking which is current would only cost.
-        let tells = kind == AllocKind::Device
-            && !layout.has_bands()
+        let tells = matches!(&plan, Ok(Some(plan)) if !plan.layout.has_bands())
             && (bytes as u64) < SMALL_ALLOC_CHUNK
             && KEEPS_LEDGER;
         if tells {
@@ -89,6 +86,10 @@ impl MetraleCudaBackend {
             self.bound(WHAT)?;
         }
         self.outside_capture(Reach::Thread, WHAT, ALLOCATE_BEFORE)?;
+        // What no address reaches with its bands is more than any device has.
+        let Ok(plan) = plan else { return Err(self.out_of_memory(bytes, kind, site, None).into()) };
+        let layout = plan.map_or(BandLayout::bare(bytes), |plan| plan.layout);
+        let driver_bytes = layout.total_bytes();
         // A driver may think long about what can never fit. Managed memory may: it migrates.
         if kind != AllocKind::Managed && driver_bytes as u64 > self.total_bytes() {
             return Err(self.out_of_memory(bytes, kind, site, None).into());

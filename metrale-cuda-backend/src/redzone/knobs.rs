@@ -31,7 +31,7 @@ pub const REDZONE_TRACE_IDX: &str = "METRALE_REDZONE_TRACE_IDX";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RedzoneConfig {
-    /// Bytes of the band behind each allocation, rounded up to 16. 0 is off. An overrun longer than the band reaches the
+    /// Bytes of the band behind each allocation, rounded up to 16, at most [`MAX_BAND_BYTES`]. 0 is off. An overrun longer than the band reaches the
     /// neighbour: a grid rounded up to 256 threads of 4 bytes writes up to 1020 bytes too far, so 1024 is a good size.
     pub band_bytes: usize,
     /// Whether there is a band in front too, rounded up to 512. Off.
