@@ -4,9 +4,11 @@
 mod common;
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use common::hooked::HookedDriver;
 use common::{KERNELS, KIB, MIB, backend, logged, sim};
 use metrale_cuda_backend::memory::{FreeSource, HostFigureKind, LowMemory, Quality, WatchdogError};
 use metrale_cuda_backend::{
@@ -183,6 +185,26 @@ fn effective_free_on_an_integrated_gpu_follows_the_hosts_text() {
     // A discrete GPU does not look at it.
     let discrete = with(sim(), file.config());
     assert_eq!(discrete.effective_free().unwrap().situation.host, None);
+}
+
+#[test]
+fn what_another_thread_allocates_while_a_poll_asks_counts_once() {
+    let driver = Arc::new(HookedDriver::new(sim()));
+    let backend = Arc::new(backend(driver.clone()));
+    let free = backend.device_free_memory().unwrap() - 64 * MIB as u64;
+    let (other, armed) = (Arc::downgrade(&backend), AtomicBool::new(true));
+    driver.before_each(move |called| {
+        if called == DriverFn::cuMemGetInfo_v2 && armed.swap(false, Ordering::Relaxed) {
+            let backend = other.upgrade().unwrap();
+            let allocating = std::thread::spawn(move || {
+                backend.bind_to_thread().unwrap();
+                backend.alloc(64 * MIB).unwrap()
+            });
+            allocating.join().unwrap();
+        }
+    });
+    let polls = [(); 2].map(|()| backend.poll_free_memory().unwrap().free_bytes);
+    assert_eq!(polls, [free; 2]);
 }
 
 #[test]

@@ -17,6 +17,9 @@ use super::{
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
 
+/// Questions to the driver before a figure is taken though the ledger changed meanwhile.
+const TRIES: usize = 4;
+
 /// How old the driver's figure may be in a cheap poll.
 const POLL_PERIOD: Duration = Duration::from_millis(250);
 
@@ -125,12 +128,24 @@ impl MetraleCudaBackend {
     pub fn poll_free_memory(&self) -> Result<PolledFree> {
         self.may_ask("polling the free memory")?;
         let ledger = self.book().ledger();
-        let resident = ledger.resident_bytes().saturating_add(ledger.arena_resident_bytes());
+        let resident = || ledger.resident_bytes().saturating_add(ledger.arena_resident_bytes()) as u64;
         let mut refused = None;
         let mut poll = self.polling().0.lock();
-        let polled = poll.poll(Instant::now(), resident as u64, || {
-            self.ask_memory_info().inspect_err(|error| refused = Some(*error)).ok()
-        });
+        let mut polled = None;
+        // What another thread allocates between the two figures would count twice until the next question.
+        for _ in 0..TRIES {
+            let before = resident();
+            let mut was_asked = false;
+            let now = poll.poll(Instant::now(), before, || {
+                was_asked = true;
+                self.ask_memory_info().inspect_err(|error| refused = Some(*error)).ok()
+            });
+            polled = now.or(polled);
+            if !was_asked || refused.is_some() || resident() == before {
+                break;
+            }
+            poll.forget();
+        }
         match (polled, refused) {
             (Some(polled), _) => Ok(polled),
             (None, Some(error)) => Err(error).doing(|| "polling the free memory".to_owned()),
