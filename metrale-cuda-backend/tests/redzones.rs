@@ -16,7 +16,7 @@ use metrale_cuda_backend::redzone::{
 };
 use metrale_cuda_backend::{
     AllocKind, BackendConfig, BadArgument, CallFailed, Capturing, ContextLost, DevicePtr, DriverApi,
-    DriverFn, GpuBackend, KernelLaunch, MetraleCudaBackend, OutOfMemory, Remedy, remedy,
+    DriverFn, FreeError, GpuBackend, KernelLaunch, MetraleCudaBackend, OutOfMemory, Remedy, remedy,
 };
 use metrale_driver_sim::{FaultDriver, Profile, SimDriver, on_both_drivers};
 
@@ -377,8 +377,11 @@ on_both_drivers! {
             let error = backend.memset(at, 1, 1).unwrap_err();
             assert!(error.is::<BadArgument>() && error.to_string().contains(side), "{error}");
         }
-        let inner = backend.free(DevicePtr(ptr.0 - 512)).unwrap_err();
-        assert!(inner.to_string().contains("free called at"), "{inner}");
+        for (at, side) in [(ptr.offset(1000), "behind"), (DevicePtr(ptr.0 - 512), "in front of")] {
+            let inner = backend.free(at).unwrap_err().downcast::<FreeError>().unwrap();
+            let place = format!("in the red zone {side} {:#x}", ptr.0);
+            assert!(inner.place.as_ref().is_some_and(|text| text.starts_with(&place)), "{inner}");
+        }
         assert_eq!(backend.scan_redzones().unwrap(), 0);
         backend.free(ptr).unwrap();
         assert!(backend.free(ptr).unwrap_err().to_string().contains("freed before"));

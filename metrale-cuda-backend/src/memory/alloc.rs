@@ -33,9 +33,9 @@ pub(crate) const ALLOCATE_BEFORE: &str = "allocate before the capture begins, or
 /// Why nothing is freed in a capture.
 pub(crate) const FREE_AFTER: &str = "free after the capture has ended, or on another thread";
 
-/// A free of what is not live, or not of this kind. The driver was not asked and nothing was changed.
+/// A free of what is not live, or not of this kind. The driver was not asked to free it and nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call} called at {site}: {cause}")]
+#[error("{call} called at {site}: {cause}{}", place.as_ref().map_or_else(String::new, |place| format!("; it lies {place}")))]
 #[non_exhaustive]
 pub struct FreeError {
     /// Which call.
@@ -44,6 +44,8 @@ pub struct FreeError {
     pub site: &'static Location<'static>,
     /// What is wrong, with the sites of the allocation and, for a double free, of the first free.
     pub cause: ForgetError,
+    /// Where an address lies that the ledger has never known, if anybody knows: in a module's global, in a red zone.
+    pub place: Option<String>,
 }
 
 impl MetraleCudaBackend {
@@ -239,8 +241,32 @@ impl MetraleCudaBackend {
         call: &'static str,
     ) -> Result<Option<metrale_ledger::AllocRecord>> {
         let site = Location::caller();
-        let _unpinned = self.unpinned(addr, kind, call, site)?;
-        Ok(self.book().forget(addr, kind).map_err(|cause| FreeError { call, site, cause })?)
+        let forgotten = {
+            let _unpinned = self.unpinned(addr, kind, call, site)?;
+            self.book().forget(addr, kind)
+        };
+        forgotten.map_err(|cause| {
+            let is_foreign = matches!(cause, ForgetError::Foreign { .. });
+            let place = if is_foreign { self.foreign_place(addr) } else { None };
+            FreeError { call, site, cause, place }.into()
+        })
+    }
+
+    /// Where an address lies that is on no ledger. Looks at every red zone and every global.
+    #[cold]
+    fn foreign_place(&self, addr: u64) -> Option<String> {
+        if let Some(zone) = self.redzone_at(DevicePtr(addr)) {
+            return Some(zone);
+        }
+        self.registry().modules().iter().find_map(|module| {
+            module.globals.iter().find_map(|global| {
+                let (at, bytes) = self.registry().device_symbol(module.name, global).ok()?;
+                let is_in = addr.checked_sub(at).is_some_and(|offset| offset < bytes as u64);
+                is_in.then(|| {
+                    format!("in the global {global:?} of module {:?}, and goes with it", module.name)
+                })
+            })
+        })
     }
 
     /// What the driver's answer to a free makes of the record that was taken off for it.

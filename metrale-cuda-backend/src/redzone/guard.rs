@@ -175,20 +175,26 @@ impl MetraleCudaBackend {
         what: &str,
         ptr: DevicePtr,
     ) -> Result<(), BadArgument> {
+        match self.redzone_at(ptr) {
+            Some(zone) => Err(BadArgument::new(format!("{operation}: the {what} {ptr} lies {zone}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// In whose red zone, or freed memory in quarantine, an address lies.
+    pub(crate) fn redzone_at(&self, ptr: DevicePtr) -> Option<String> {
         if !self.zones().is_on() {
-            return Ok(());
+            return None;
         }
         let state = self.zones().lock();
-        let Some((padded, side)) = state.owner_at(ptr.0) else { return Ok(()) };
+        let (padded, side) = state.owner_at(ptr.0)?;
         let (address, bytes, site) = (padded.address(), padded.layout.requested_bytes, padded.site);
-        let lies = match side {
+        let zone = match side {
             Side::Front => "in the red zone in front of",
             Side::Back => "in the red zone behind",
             Side::Freed => "in memory that was freed and is in quarantine:",
         };
-        Err(BadArgument::new(format!(
-            "{operation}: the {what} {ptr} lies {lies} {address:#x} ({bytes} bytes, allocated at {site})"
-        )))
+        Some(format!("{zone} {address:#x} ({bytes} bytes, allocated at {site})"))
     }
 
     /// Waits for the work queued so far on every stream this backend knows: the legacy one, its own, those it made or
