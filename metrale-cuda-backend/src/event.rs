@@ -62,6 +62,7 @@ impl MetraleCudaBackend {
         self.bound(WHAT)?;
         let _held = (self.hold_event(event, WHAT)?, self.hold_stream(stream, WHAT)?);
         let wait = self.may_wait(stream, event, WHAT)?;
+        let _alone = self.joins(wait);
         // SAFETY: no memory is passed; event and stream are held.
         let answer = unsafe { ask!(self.driver(), cuStreamWaitEvent(stream, event, 0)) };
         self.waited(stream, event, wait, WHAT, answer);

@@ -503,7 +503,9 @@ pub trait GpuBackend: Send + Sync {
     unsafe fn launch_typed(&self, launch: &mut KernelLaunch, stream: u64) -> Result<()>;
 
     /// Begins to capture `stream`: until the end its work is recorded and not done. Relaxed: what other threads do
-    /// meanwhile is their own (see *During a capture*, above). Does not block.
+    /// meanwhile is their own (see *During a capture*, above). Waits for copies of [`copy_h2d_async`](Self::copy_h2d_async) and
+    /// [`copy_d2h_on_stream`](Self::copy_d2h_on_stream) that are under way, whose host memory no graph may keep. A stream is
+    /// one thread's while it is captured: a wait for it that another thread has begun by then may fail, and cost the capture.
     ///
     /// [`CaptureGuard`](crate::CaptureGuard) gives a capture up that does not reach its end. Load modules and launch each
     /// kernel once before, so that nothing is set up during the capture.

@@ -1073,3 +1073,67 @@ fn a_context_lost_in_a_capture_is_told_before_the_capture() {
     let ((), lines) = logged(|| drop(backend));
     assert!(lines.len() == 1 && lines[0].contains("2 allocations"), "{lines:?}");
 }
+
+/// What is only lent for the call must not become a node, which would read or write it at every replay.
+#[test]
+fn no_capture_begins_while_host_memory_is_lent_to_a_copy() {
+    for function in [DriverFn::cuMemcpyHtoDAsync_v2, DriverFn::cuMemcpyDtoHAsync_v2] {
+        for joins in [false, true] {
+            let driver = Arc::new(HookedDriver::new(Arc::new(sim())));
+            let backend = Arc::new(backend(driver.clone()));
+            let (at, stream, other) = (
+                backend.alloc(64).unwrap(),
+                backend.create_stream().unwrap(),
+                backend.create_stream().unwrap(),
+            );
+            let forked = backend.create_event().unwrap();
+            if joins {
+                backend.begin_capture(other).unwrap();
+                backend.record_event(forked, other).unwrap();
+            }
+            let (begin, may_begin) = mpsc::channel();
+            let (begun, has_begun) = mpsc::channel();
+            let captures = thread::spawn({
+                let backend = Arc::clone(&backend);
+                move || {
+                    backend.bind_to_thread().unwrap();
+                    may_begin.recv().unwrap();
+                    let began = if joins {
+                        backend.wait_event(stream, forked)
+                    } else {
+                        backend.begin_capture(stream)
+                    };
+                    // Nobody listens once the copy is through.
+                    let _ = begun.send(());
+                    began
+                }
+            });
+            let gates = std::sync::Mutex::new((begin, has_begun));
+            driver.before_each(move |called| {
+                if called == function {
+                    let gates = gates.lock().unwrap();
+                    gates.0.send(()).unwrap();
+                    // Long enough for one that does not wait.
+                    assert!(
+                        gates.1.recv_timeout(std::time::Duration::from_millis(200)).is_err(),
+                        "it came between"
+                    );
+                }
+            });
+            let copied = match function {
+                DriverFn::cuMemcpyHtoDAsync_v2 => backend.copy_h2d_async(&[7; 64], at, stream),
+                _ => backend.copy_d2h_on_stream(at, &mut [0; 64], stream),
+            };
+            driver.before_each(|_| {});
+            copied.unwrap();
+            captures.join().unwrap().unwrap();
+            if joins {
+                backend.record_event(forked, stream).unwrap();
+                backend.wait_event(other, forked).unwrap();
+            }
+            let graph = backend.end_capture(if joins { other } else { stream }).unwrap();
+            assert_eq!(backend.graphs()[0].nodes, 0, "{function:?}");
+            backend.destroy_graph(graph).unwrap();
+        }
+    }
+}

@@ -70,6 +70,7 @@ impl MetraleCudaBackend {
         }
         self.bound(WHAT)?;
         let held = self.hold_stream(stream, WHAT)?;
+        let _alone = self.seat().room.no_loans();
         // On the books before the driver begins, so that no other thread breaks it unknowing.
         let id = self.seat().room.with(|state| -> Result<u64> {
             if let Some(earlier) = state.captures.on_stream(stream) {

@@ -20,7 +20,7 @@ use metrale_driver_sys::{
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, DriverError,
 };
 use metrale_ledger::{AllocKind, LiveAllocation, Whois};
-use parking_lot::MutexGuard;
+use parking_lot::{MutexGuard, RwLockWriteGuard};
 
 use crate::backend::MetraleCudaBackend;
 use crate::graph::captures::{Capture, Reach, Wait, WaitFlaw};
@@ -178,6 +178,11 @@ impl MetraleCudaBackend {
                 None => Ok(Wait::Plain),
             }
         })
+    }
+
+    /// To be held over a wait that makes a stream take part in a capture.
+    pub(crate) fn joins(&self, wait: Wait) -> Option<RwLockWriteGuard<'_, ()>> {
+        (wait == Wait::Captured).then(|| self.seat().room.no_loans())
     }
 
     /// Notes a wait that the driver has taken, or refused.

@@ -11,7 +11,7 @@ use std::thread;
 
 use metrale_driver_sys::DriverApi;
 use metrale_registry::CudaHost;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::gpu::GraphHandle;
 use crate::graph::captures::{Capture, Captures, Reach};
@@ -107,6 +107,9 @@ pub(crate) struct Room {
     capturing: AtomicUsize,
     pinned: AtomicUsize,
     state: Mutex<State>,
+    /// Read over copies whose host memory is only borrowed for the call, written where streams come to capture: a copy that
+    /// was recorded would read or write that memory at each replay. Taken before the state's lock.
+    borrows: RwLock<()>,
 }
 
 impl Room {
@@ -117,6 +120,16 @@ impl Room {
         self.capturing.store(state.captures.len(), Relaxed);
         self.pinned.store(state.pins.len(), Relaxed);
         answer
+    }
+
+    /// Keeps streams from coming to capture while host memory is lent to a copy.
+    pub(crate) fn lend(&self) -> RwLockReadGuard<'_, ()> {
+        self.borrows.read()
+    }
+
+    /// Waits for the copies that host memory is lent to, and keeps others from beginning.
+    pub(crate) fn no_loans(&self) -> RwLockWriteGuard<'_, ()> {
+        self.borrows.write()
     }
 
     /// Whether a capture is in flight. One relaxed load: a thread sees its own captures, and another's as soon as it has

@@ -148,6 +148,7 @@ impl MetraleCudaBackend {
         let _held = self.hold_stream(stream, WHAT)?;
         const ADVICE: &str = "the graph would read the source at every replay, when it may be gone: use \
                               copy_h2d_async_retained and keep the source";
+        let _lent = self.seat().room.lend();
         self.outside_capture(Reach::Stream(stream), WHAT, ADVICE)?;
         self.not_beside_capture(stream, WHAT)?;
         self.within(WHAT, End::Destination, dst, src.len() as u64)?;
@@ -214,6 +215,8 @@ impl MetraleCudaBackend {
         let _held = self.hold_stream(stream, WHAT)?;
         const ADVICE: &str =
             "it waits for the stream; use copy_d2h_async_retained, and read after a launch of the graph";
+        // Over the wait too: one that a capture fails would leave the copy under way.
+        let _lent = self.seat().room.lend();
         self.outside_capture(Reach::Stream(stream), WHAT, ADVICE)?;
         self.not_beside_capture(stream, WHAT)?;
         self.within(WHAT, End::Source, src, dst.len() as u64)?;
