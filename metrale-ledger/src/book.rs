@@ -481,11 +481,11 @@ impl Book {
         }
     }
 
-    /// Counts what was put in or taken out.
+    /// Counts what was put in or taken out. The meter's pages are still those from before, of which `overlaps` speaks.
     #[inline]
-    fn count(&mut self, what: &Standing, comes: bool, flips: Flips) {
+    fn count(&mut self, what: &Standing, comes: bool, flips: Flips, overlaps: bool) {
         let change = Change::of(what.item.kind, what.bytes, comes, flips);
-        let after = self.meter.apply(&change, self.device.has_overlaps());
+        let after = self.meter.apply(&change, overlaps);
         self.groups.held_mut(what.item.group).change(change.bytes(), change.count(), after);
     }
 
@@ -498,12 +498,13 @@ impl Book {
 
     /// Puts one in, unless another has its base.
     fn insert(&mut self, new: Standing) -> Inserted {
-        if self.has_overlaps() {
+        let overlapped = self.has_overlaps();
+        if overlapped {
             self.leave_peak();
         }
         let (inserted, pages) = self.space_mut(new.item.kind).insert(new);
         if !matches!(inserted, Inserted::BaseTaken(_)) {
-            self.count(&new, true, Flips::default());
+            self.count(&new, true, Flips::default(), overlapped);
             self.meter.add_pages(pages, self.device.has_overlaps());
             if new.item.kind == AllocKind::Arena {
                 self.arenas.open(new.addr, new.item.index);
@@ -514,11 +515,13 @@ impl Book {
 
     /// Takes a live one out and remembers it.
     fn remove(&mut self, gone: &Standing, freed_at: &'static Location<'static>, how: FreedBy) {
-        if self.has_overlaps() {
+        let overlapped = self.has_overlaps();
+        if overlapped {
             self.leave_peak();
         }
         let pages = self.space_mut(gone.item.kind).remove(gone);
-        self.left(gone, Flips::default(), freed_at, how);
+        self.count(gone, false, Flips::default(), overlapped);
+        self.left(gone, freed_at, how);
         if gone.item.kind == AllocKind::Arena {
             self.arenas.close(gone.addr, gone.item.index);
         }
@@ -526,8 +529,7 @@ impl Book {
     }
 
     #[inline]
-    fn left(&mut self, gone: &Standing, flips: Flips, freed_at: &'static Location<'static>, how: FreedBy) {
-        self.count(gone, false, flips);
+    fn left(&mut self, gone: &Standing, freed_at: &'static Location<'static>, how: FreedBy) {
         // Padding is nobody's to free, and must not crowd out what was.
         if gone.is_own() {
             self.graveyard.bury(Tombstone { was: *gone, freed_at, how, phase: self.phase });

@@ -298,6 +298,23 @@ fn overlapping_records_both_stand_and_pages_count_once() {
 }
 
 #[test]
+fn the_end_of_an_overlap_makes_no_resident_peak() {
+    let ledger = Ledger::new();
+    // The end of the first lies in a page between the ends of the second, which is counted twice while both stand.
+    ledger.record(BASE, 3 * MIB, here());
+    assert!(ledger.record(BASE + 4096, 5 * MIB, here()).misuse.is_some());
+    assert_eq!((ledger.resident_bytes(), ledger.peak_resident_bytes()), (6 * MIB, 6 * MIB));
+    ledger.forget(BASE + 4096).unwrap();
+    assert_eq!((ledger.resident_bytes(), ledger.peak_resident_bytes()), (4 * MIB, 6 * MIB));
+    // The same where the next record ends it, and no read was between.
+    ledger.reset_peak();
+    assert!(ledger.record(BASE + 4096, 5 * MIB, here()).misuse.is_some());
+    assert!(ledger.record(BASE + 4096, 512, here()).misuse.is_some());
+    ledger.forget(BASE + 4096).unwrap();
+    assert!(ledger.peak_resident_bytes() <= 6 * MIB, "{}", ledger.peak_resident_bytes());
+}
+
+#[test]
 fn a_large_record_around_a_small_one_overlaps_it() {
     let ledger = Ledger::new();
     ledger.record(BASE + 7 * PAGE + 512, 512, here());
