@@ -58,7 +58,7 @@ impl fmt::Display for SubRange {
         let Self { addr, bytes, name, site, scope } = self;
         write!(f, "{} ({addr:#x}, {} from {site}", Label(name), ByteSize::of(*bytes))?;
         if let Some(scope) = scope {
-            write!(f, ", scope {scope}")?;
+            write!(f, ", scope {}", Label(scope))?;
         }
         f.write_str(")")
     }
@@ -207,8 +207,9 @@ impl Arenas {
         if part.bytes == 0 {
             return Err(SubRangeError::Empty { name: name() });
         }
-        let room = (arena.record.bytes as u64).saturating_sub(part.addr.wrapping_sub(arena.addr));
-        if let Some(excess_bytes) = (part.bytes as u64).checked_sub(room).filter(|&excess| excess > 0) {
+        let end = u128::from(part.addr.wrapping_sub(arena.addr)) + part.bytes as u128;
+        if let Some(excess) = end.checked_sub(arena.record.bytes as u128).filter(|&excess| excess > 0) {
+            let excess_bytes = u64::try_from(excess).unwrap_or(u64::MAX);
             return Err(SubRangeError::PastEnd { name: name(), excess_bytes, arena: Box::new(arena) });
         }
         let parts = self.open.entry(arena.addr).or_default();

@@ -106,7 +106,10 @@ fn mistakes_are_answered_and_change_nothing() {
     for (offset, bytes, excess) in [
         (8192, MIB, 8192),
         (MIB as u64, 1, 1),
-        (u64::MAX, 1, 1),
+        // What begins behind the end passes it by the way there as well.
+        (MIB as u64 + 4096, 1, 4097),
+        // Places end with the address space.
+        (u64::MAX, 1, u64::MAX - ARENA + 1 - MIB as u64),
         (8192, usize::MAX, usize::MAX as u64 - (MIB as u64 - 8192)),
     ] {
         let error = begin(offset, bytes);
@@ -141,4 +144,15 @@ fn mistakes_are_answered_and_change_nothing() {
     ledger.record_sub_range(ARENA, 0, 1, "first", here()).unwrap();
     assert!(matches!(ledger.try_forget(ARENA), Err(ForgetError::SubRange { .. })));
     ledger.try_forget_arena(ARENA).unwrap();
+}
+
+#[test]
+fn a_parts_scope_forges_no_line_either() {
+    let ledger = with_arena(MIB);
+    let _scope = ledger.scope("two\nlines");
+    ledger.record_sub_range(ARENA, 0, 512, "w\n", here()).unwrap();
+    let part = ledger.sub_range_at(ARENA).unwrap();
+    assert!(part.to_string().contains("scope two\\nlines"), "{part}");
+    let error = ledger.end_sub_range(ARENA + 1).unwrap_err().to_string();
+    assert_eq!(error.lines().count(), 1, "{error}");
 }
