@@ -78,7 +78,8 @@ impl fmt::Display for PlanError {
 impl std::error::Error for PlanError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Placement(error) => Some(error),
+            // Its text is this one's, so its source is too.
+            Self::Placement(error) => error.source(),
             _ => None,
         }
     }
@@ -286,6 +287,12 @@ impl Plan {
     #[cfg(feature = "trace")]
     pub(crate) fn displace(&mut self, id: AllocationId) {
         self.frees += u64::from(self.take_off(id));
+    }
+
+    /// Whether the rule places an allocation of so many bytes beside what is live.
+    #[cfg(feature = "trace")]
+    pub(crate) fn check_place(&self, bytes: u64) -> Result<(), PlacementError> {
+        if bytes == 0 { Ok(()) } else { self.placement.would_take(bytes).map(drop) }
     }
 
     /// Whether there was something to take off.

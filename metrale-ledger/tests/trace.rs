@@ -320,6 +320,27 @@ fn quotes_and_overlong_lines() {
 }
 
 #[test]
+fn a_line_without_end_ends_a_strict_reader() {
+    let mut reader = Reader::new(std::io::repeat(b'x')).unwrap();
+    let error = reader.next().unwrap().unwrap_err();
+    assert!(error.to_string().starts_with("line 1: longer than"), "{error}");
+    assert!(reader.next().is_none());
+}
+
+#[test]
+fn a_row_that_no_device_can_follow_changes_nothing() {
+    let log = format!("Action,Pointer,Size\nallocate,0x1,4096\nallocate,0x1,{}\nfree,0x1,4096\n", u64::MAX);
+    let (mut plan, mut follow) = (Plan::h200(), Follow::new());
+    let rows: Vec<Row> = Reader::new(log.as_bytes()).unwrap().map(Result::unwrap).collect();
+    follow.row(&rows[0], &mut plan).unwrap();
+    follow.row(&rows[1], &mut plan).unwrap_err();
+    // What was live there still is, in the log as in the plan, and its free is in order.
+    assert_eq!((follow.live().len(), follow.totals().live_bytes, plan.live_bytes()), (1, 4096, 4096));
+    let last = follow.row(&rows[2], &mut plan).unwrap();
+    assert_eq!((last.finding, last.step.operation, last.step.live_bytes), (None, 2, 0));
+}
+
+#[test]
 fn gzip_is_told_by_its_magic_and_may_have_members() {
     let member = |text: &str| {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());

@@ -167,7 +167,12 @@ impl Follow {
                 if row.pointer == 0 && row.bytes == 0 {
                     plan.pass()
                 } else {
-                    if let Some(old) = self.live.remove(&row.pointer) {
+                    if let Some(&old) = self.live.get(&row.pointer) {
+                        if let Err(error) = plan.check_place(row.bytes) {
+                            plan.pass();
+                            return Err(error);
+                        }
+                        self.live.remove(&row.pointer);
                         finding = Some(FindingKind::AlreadyLive { bytes: old.bytes, line: old.line });
                         plan.displace(row.pointer);
                         self.totals.live_bytes -= old.bytes;

@@ -119,7 +119,9 @@ impl<'a> Reader<'a> {
             // Too long to be a row: what is left of it goes unseen.
             self.line.clear();
             self.line.push(b'\0');
-            loop {
+            // Who ends at such a line need not look for its end, which may not come.
+            ended = !self.lenient;
+            while !ended {
                 let buffer = self.lines.fill_buf().map_err(io_error(self.number - 1))?;
                 if buffer.is_empty() {
                     break;
@@ -127,10 +129,7 @@ impl<'a> Reader<'a> {
                 let end = buffer.iter().position(|&b| b == b'\n');
                 let used = end.map_or(buffer.len(), |at| at + 1);
                 self.lines.consume(used);
-                if end.is_some() {
-                    ended = true;
-                    break;
-                }
+                ended = end.is_some();
             }
         }
         Ok(Some(ended))

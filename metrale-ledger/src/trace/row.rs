@@ -96,8 +96,9 @@ impl fmt::Display for TraceError {
 impl std::error::Error for TraceError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Row(error) => Some(error),
-            Self::Io { source, .. } => Some(source),
+            // Their texts are in this one's, so their sources are this one's too.
+            Self::Row(error) => error.source(),
+            Self::Io { source, .. } => source.source(),
         }
     }
 }
