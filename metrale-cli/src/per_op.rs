@@ -7,20 +7,14 @@ use std::path::{Path, PathBuf};
 
 use crate::model::ShownPath;
 
-/// Why the table could not be written.
+/// Why the table could not be written: the system refuses.
 #[derive(Debug, thiserror::Error)]
-pub enum PerOpError {
-    /// The system refuses.
-    #[error("{}: the table of --per-op cannot be written: {source}", ShownPath(.path))]
-    Io {
-        /// The table.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// It would be written over what is to be read.
-    #[error("{}: --per-op names the input itself; give another file", ShownPath(.0))]
-    IsInput(PathBuf),
+#[error("{}: the table of --per-op cannot be written: {problem}", ShownPath(.path))]
+pub struct PerOpError {
+    /// The table.
+    path: PathBuf,
+    /// Why.
+    problem: io::Error,
 }
 
 /// A table being written. One that is not finished is removed, so that no half table is taken for a whole one.
@@ -31,14 +25,8 @@ pub(crate) struct PerOp {
 }
 
 impl PerOp {
-    /// Makes the file and writes the names of the columns; `inputs` are what it must not be.
-    pub(crate) fn create(path: &Path, columns: &str, inputs: &[PathBuf]) -> Result<Self, PerOpError> {
-        // Two names of one file are the same file.
-        if let Ok(real) = path.canonicalize()
-            && inputs.iter().any(|input| input.canonicalize().is_ok_and(|input| input == real))
-        {
-            return Err(PerOpError::IsInput(path.to_owned()));
-        }
+    /// Makes the file and writes the names of the columns.
+    pub(crate) fn create(path: &Path, columns: &str) -> Result<Self, PerOpError> {
         let mut table = Self { path: path.to_owned(), out: None };
         table.out = Some(BufWriter::new(File::create(path).map_err(|error| table.failed(error))?));
         table.write(format_args!("{columns}\n"))?;
@@ -67,8 +55,8 @@ impl PerOp {
         written.map_err(|error| self.failed(error))
     }
 
-    fn failed(&self, source: io::Error) -> PerOpError {
-        PerOpError::Io { path: self.path.clone(), source }
+    fn failed(&self, problem: io::Error) -> PerOpError {
+        PerOpError { path: self.path.clone(), problem }
     }
 }
 

@@ -5,7 +5,7 @@ mod common;
 
 use std::fs;
 
-use common::{metrale, metrale_on, recorded_log};
+use common::{metrale, metrale_on, recorded_log, write_model};
 use metrale_cli::Exit;
 
 #[test]
@@ -78,6 +78,41 @@ fn a_replay_writes_its_peak_and_its_end() {
     let diff = metrale(["diff".as_ref(), peak.as_os_str(), end.as_os_str(), "--json".as_ref()]).json();
     let bytes = |then: &str| json[then]["live_bytes"].as_i64().unwrap();
     assert_eq!(diff["live_bytes"], bytes("end") - bytes("peak"));
+}
+
+#[test]
+fn nothing_is_written_over_what_is_read_nor_twice_into_one_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let arg = |name: &str| path(name).to_str().unwrap().to_owned();
+    write_model(&path("m.safetensors"), &[("a.w", "U8", &[4096], 4096)]);
+    let index = serde_json::json!({"weight_map": {"a.w": "m.safetensors"}});
+    fs::write(path("m.safetensors.index.json"), index.to_string()).unwrap();
+    fs::write(path("l.csv"), "Action,Pointer,Size\nallocate,0x1000,4096\n").unwrap();
+    let names = ["m.safetensors", "m.safetensors.index.json", "l.csv"];
+    let contents = || names.map(|name| fs::read(path(name)).unwrap());
+    let before = contents();
+
+    let (shard, log, new) = (arg("m.safetensors"), arg("l.csv"), arg("new"));
+    for (command, input, more) in [
+        ("load", names[0], &["--driver", "sim", "--snapshot", &shard][..]),
+        // A shard that only the index names.
+        ("load", names[1], &["--driver", "sim", "--snapshot", &shard]),
+        ("plan", names[1], &["--per-op", &shard]),
+        ("replay", names[2], &["--driver", "sim", "--snapshot", &log]),
+        ("replay", names[2], &["--driver", "sim", "--peak-snapshot", &log]),
+        ("replay", names[2], &["--driver", "sim", "--snapshot", &new, "--peak-snapshot", &new]),
+        ("replay", names[2], &["--driver", "sim", "--snapshot", &new, "--per-op", &new]),
+    ] {
+        let ended = metrale_on(command, &path(input), more);
+        assert_eq!(ended.exit, Exit::BadInput, "{command} {more:?}: {}", ended.err);
+        assert!(
+            ended.err.contains("names the input itself") || ended.err.contains("name one file"),
+            "{}",
+            ended.err
+        );
+        assert!(contents() == before && !path("new").exists(), "{command} {more:?}");
+    }
 }
 
 #[test]

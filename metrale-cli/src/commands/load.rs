@@ -13,7 +13,7 @@ use crate::args::LoadArgs;
 use crate::model::{Catalogue, ModelInput, Shown, ShownPath, TensorSpec, label_text, scope_of};
 use crate::render::failure::Failed;
 use crate::render::load::{LoadReport, ModelNames, Shortage};
-use crate::{Console, Exit, answered, host_room, snapshot_file};
+use crate::{Console, Exit, answered, host_room, outputs, snapshot_file};
 
 /// Runs the command.
 pub fn run(args: &LoadArgs, console: &mut Console<'_>) -> Exit {
@@ -68,6 +68,7 @@ fn list_models(json: bool, console: &mut Console<'_>) -> Exit {
 
 /// Loads, measures, verifies; then frees and sweeps, whatever happened before.
 fn load(args: &LoadArgs, input: &ModelInput, console: &mut Console<'_>) -> anyhow::Result<LoadReport> {
+    outputs::check(&[("--snapshot", args.snapshot.as_deref())], input.paths(&args.files))?;
     let chosen = args.target.driver.clone().open()?;
     if let Some(remark) = &chosen.remark {
         console.remark(remark);

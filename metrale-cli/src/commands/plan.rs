@@ -13,7 +13,7 @@ use crate::model::{ModelInput, ShownPath, scope_of};
 use crate::per_op::PerOp;
 use crate::render::failure::Failed;
 use crate::render::plan::{Fit, PlanReport};
-use crate::{Console, Exit, answered};
+use crate::{Console, Exit, answered, outputs};
 
 /// Runs the command.
 pub fn run(args: &PlanArgs, console: &mut Console<'_>) -> Exit {
@@ -42,6 +42,7 @@ fn plan(args: &PlanArgs, console: &mut Console<'_>) -> anyhow::Result<PlanReport
         planned
     } else {
         let input = ModelInput::open(&args.files, args.model.as_deref())?;
+        outputs::check(&[("--per-op", args.per_op.as_deref())], input.paths(&args.files))?;
         for remark in input.remarks() {
             console.remark(remark);
         }
@@ -84,6 +85,7 @@ fn plan_model(input: &ModelInput, args: &PlanArgs) -> anyhow::Result<Planned> {
 /// Plans a log, row by row.
 fn plan_log(path: &Path, args: &PlanArgs) -> anyhow::Result<(Planned, LogNotes)> {
     let mut log = AllocationLog::open(path, args.lenient)?;
+    outputs::check(&[("--per-op", args.per_op.as_deref())], [path])?;
     let mut table = table(args)?;
     let (mut plan, mut follow) = (Plan::h200(), Follow::new());
     let (mut peak, mut peak_line) = (0, None);
@@ -110,7 +112,7 @@ fn plan_log(path: &Path, args: &PlanArgs) -> anyhow::Result<(Planned, LogNotes)>
 }
 
 fn table(args: &PlanArgs) -> anyhow::Result<Option<PerOp>> {
-    let create = |path: &_| PerOp::create(path, "op,live_bytes,resident_bytes", &args.files);
+    let create = |path: &_| PerOp::create(path, "op,live_bytes,resident_bytes");
     Ok(args.per_op.as_deref().map(create).transpose()?)
 }
 

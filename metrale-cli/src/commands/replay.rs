@@ -15,7 +15,7 @@ use crate::render::failure::Failed;
 use crate::render::load::Shortage;
 use crate::render::replay::ReplayReport;
 use crate::script::{Act, Operation, Script};
-use crate::{Console, Exit, answered, snapshot_file};
+use crate::{Console, Exit, answered, outputs, snapshot_file};
 
 /// Operations between two looks at the progress bar.
 const BETWEEN_TICKS: usize = 1024;
@@ -41,10 +41,13 @@ fn replay(args: &ReplayArgs, console: &mut Console<'_>) -> anyhow::Result<Replay
     for remark in notes.remarks() {
         console.remark(remark);
     }
-    let create = |path: &_| {
-        let inputs = std::slice::from_ref(&args.log);
-        PerOp::create(path, "op,live_bytes,resident_bytes,driver_free_bytes", inputs)
-    };
+    let outputs = [
+        ("--per-op", args.per_op.as_deref()),
+        ("--snapshot", args.snapshot.as_deref()),
+        ("--peak-snapshot", args.peak_snapshot.as_deref()),
+    ];
+    outputs::check(&outputs, [args.log.as_path()])?;
+    let create = |path: &_| PerOp::create(path, "op,live_bytes,resident_bytes,driver_free_bytes");
     let table = args.per_op.as_deref().map(create).transpose()?;
     let chosen = args.target.driver.clone().open()?;
     if let Some(remark) = &chosen.remark {

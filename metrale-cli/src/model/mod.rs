@@ -161,6 +161,11 @@ impl ModelInput {
         &self.files
     }
 
+    /// Every file that is read: those that were `given`, which may be an index, and what is in it.
+    pub(crate) fn paths<'a>(&'a self, given: &'a [PathBuf]) -> impl Iterator<Item = &'a Path> {
+        given.iter().map(PathBuf::as_path).chain(self.files.iter().map(SafetensorsFile::path))
+    }
+
     /// What should be said about the input.
     pub fn remarks(&self) -> &[Remark] {
         &self.remarks

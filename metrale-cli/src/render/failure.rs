@@ -8,7 +8,7 @@ use metrale_driver_sys::CUDA_ERROR_OUT_OF_MEMORY;
 use serde::Serialize;
 
 use crate::model::InputError;
-use crate::{Console, Exit, LogError, NoHostRoom, PerOpError, SnapshotError};
+use crate::{Console, Exit, LogError, NoHostRoom, OutputError, SnapshotError};
 
 /// The `kind` of an error that another input would mend.
 const BAD_INPUT: &str = "bad_input";
@@ -44,7 +44,7 @@ impl Failed {
             no_room_for_a_context || error.is::<NoHostRoom>() || remedy(error) == Some(Remedy::FreeAndRetry);
         let bad_input = error.is::<InputError>()
             || error.is::<LogError>()
-            || matches!(error.downcast_ref(), Some(PerOpError::IsInput(_)))
+            || error.is::<OutputError>()
             || error.downcast_ref().is_some_and(SnapshotError::is_bad_input);
         let kind = if bad_input {
             BAD_INPUT
