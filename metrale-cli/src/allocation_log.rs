@@ -18,38 +18,38 @@ const SAID: usize = 10;
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// The system refuses to read it.
-    #[error("{}: the log cannot be read: {source}", ShownPath(.path))]
+    #[error("{}: the log cannot be read: {problem}", ShownPath(.path))]
     Unreadable {
         /// The log.
         path: PathBuf,
         /// Why.
-        source: std::io::Error,
+        problem: std::io::Error,
     },
     /// A row makes no sense.
-    #[error("{}: {source} (--lenient passes over such rows)", ShownPath(.path))]
+    #[error("{}: {problem} (--lenient passes over such rows)", ShownPath(.path))]
     Row {
         /// The log.
         path: PathBuf,
         /// The line and the reason.
-        source: RowError,
+        problem: RowError,
     },
     /// The log ends in the middle.
-    #[error("{}: {source}", ShownPath(.path))]
+    #[error("{}: {problem}", ShownPath(.path))]
     Broken {
         /// The log.
         path: PathBuf,
         /// Where and why.
-        source: TraceError,
+        problem: TraceError,
     },
     /// A row that no device can follow.
-    #[error("{}: line {line}: {source} (--lenient passes over such rows)", ShownPath(.path))]
+    #[error("{}: line {line}: {problem} (--lenient passes over such rows)", ShownPath(.path))]
     NoPlace {
         /// The log.
         path: PathBuf,
         /// The row's line.
         line: u64,
         /// Why.
-        source: PlacementError,
+        problem: PlacementError,
     },
     /// It is a model.
     #[error("{}: this is a model, not an allocation log: metrale plan and metrale load take it", ShownPath(.0))]
@@ -104,7 +104,7 @@ impl AllocationLog {
             return Err(LogError::IsModel(path.to_owned()));
         }
         let reader = Reader::open(path)
-            .map_err(|source| LogError::Unreadable { path: path.to_owned(), source })?
+            .map_err(|problem| LogError::Unreadable { path: path.to_owned(), problem })?
             .lenient(lenient);
         Ok(Self { path: path.to_owned(), reader, lenient, notes: LogNotes::default() })
     }
@@ -117,8 +117,8 @@ impl AllocationLog {
                 self.notes.rows += 1;
                 Ok(Some(row))
             }
-            Some(Err(TraceError::Row(source))) => Err(LogError::Row { path: self.path.clone(), source }),
-            Some(Err(source)) => Err(LogError::Broken { path: self.path.clone(), source }),
+            Some(Err(TraceError::Row(problem))) => Err(LogError::Row { path: self.path.clone(), problem }),
+            Some(Err(problem)) => Err(LogError::Broken { path: self.path.clone(), problem }),
         }
     }
 
@@ -131,12 +131,12 @@ impl AllocationLog {
     }
 
     /// A row that no device can follow: passed over where that was asked for.
-    pub(crate) fn no_place(&mut self, line: u64, source: PlacementError) -> Result<(), LogError> {
+    pub(crate) fn no_place(&mut self, line: u64, problem: PlacementError) -> Result<(), LogError> {
         if !self.lenient {
-            return Err(LogError::NoPlace { path: self.path.clone(), line, source });
+            return Err(LogError::NoPlace { path: self.path.clone(), line, problem });
         }
         self.notes.skipped += 1;
-        self.notes.skipped_said.push(format!("line {line}: {source}"));
+        self.notes.skipped_said.push(format!("line {line}: {problem}"));
         self.notes.skipped_said.truncate(SAID);
         Ok(())
     }

@@ -13,31 +13,31 @@ use crate::model::{ShownPath, label_text};
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// The system refuses to read it.
-    #[error("{}: the snapshot cannot be read: {source}", ShownPath(.path))]
+    #[error("{}: the snapshot cannot be read: {problem}", ShownPath(.path))]
     Unreadable {
         /// Its path.
         path: PathBuf,
         /// Why.
-        source: io::Error,
+        problem: io::Error,
     },
     /// It is something else.
     #[error(
-        "{}: this is no snapshot ({source}): give a file that --snapshot of metrale load or metrale replay wrote",
+        "{}: this is no snapshot ({problem}): give a file that --snapshot of metrale load or metrale replay wrote",
         ShownPath(.path)
     )]
     NotASnapshot {
         /// Its path.
         path: PathBuf,
         /// What is wrong.
-        source: serde_json::Error,
+        problem: serde_json::Error,
     },
     /// The system refuses to write it.
-    #[error("{}: the snapshot cannot be written: {source}", ShownPath(.path))]
+    #[error("{}: the snapshot cannot be written: {problem}", ShownPath(.path))]
     Unwritable {
         /// Its path.
         path: PathBuf,
         /// Why.
-        source: io::Error,
+        problem: io::Error,
     },
 }
 
@@ -51,9 +51,9 @@ impl SnapshotError {
 /// Reads a snapshot. Its names come from whoever wrote the file, so they are made fit to be printed.
 pub(crate) fn read(path: &Path) -> Result<Snapshot, SnapshotError> {
     let text =
-        fs::read(path).map_err(|source| SnapshotError::Unreadable { path: path.to_owned(), source })?;
+        fs::read(path).map_err(|problem| SnapshotError::Unreadable { path: path.to_owned(), problem })?;
     let mut snapshot: Snapshot = serde_json::from_slice(&text)
-        .map_err(|source| SnapshotError::NotASnapshot { path: path.to_owned(), source })?;
+        .map_err(|problem| SnapshotError::NotASnapshot { path: path.to_owned(), problem })?;
     let clean = |name: &mut String| *name = label_text(name);
     for group in &mut snapshot.groups {
         clean(&mut group.site.file);
@@ -73,7 +73,7 @@ pub(crate) fn read(path: &Path) -> Result<Snapshot, SnapshotError> {
 
 /// Writes a snapshot.
 pub(crate) fn write(path: &Path, snapshot: &Snapshot) -> Result<(), SnapshotError> {
-    let failed = |source: io::Error| SnapshotError::Unwritable { path: path.to_owned(), source };
+    let failed = |problem: io::Error| SnapshotError::Unwritable { path: path.to_owned(), problem };
     let text = serde_json::to_vec_pretty(snapshot).map_err(|error| failed(error.into()))?;
     fs::write(path, text).map_err(failed)
 }

@@ -293,6 +293,18 @@ fn a_log_is_told_by_its_bytes_and_what_is_none_is_answered() {
     assert_eq!(ended.exit, Exit::BadInput);
     assert!(ended.err.contains("cannot be read on"), "{}", ended.err);
 
+    // Said once: an error's text holds its reason already.
+    for (file, more, reason) in [
+        (&text, &[][..], "neither a header"),
+        (&cut, &["--lenient"], "cannot be read on"),
+        (&log, &["--per-op", "/none/x"], "os error"),
+    ] {
+        let ended = metrale_on("plan", file, more);
+        assert_eq!(ended.err.matches(reason).count(), 1, "{}", ended.err);
+    }
+    let ended = metrale_on("report", &text, &[]);
+    assert_eq!(ended.err.matches("at line 1 column").count(), 1, "{}", ended.err);
+
     let two: [PathBuf; 3] = ["plan".into(), log.clone(), empty];
     assert_eq!(metrale(two).exit, Exit::BadInput);
     let itself = metrale_on("plan", &log, &["--per-op", log.to_str().unwrap()]);
