@@ -29,7 +29,7 @@ pub(crate) enum Act {
     Displace { place: usize, bytes: u64, label: Option<usize> },
     /// Free.
     Free { place: usize },
-    /// A failed allocation, a free of null or of what is not live.
+    /// A failed allocation, a free of null or of what is not live, a row passed over since no device can follow it.
     Nothing,
 }
 
@@ -57,6 +57,7 @@ impl Script {
                 Ok(followed) => followed.finding,
                 Err(error) => {
                     log.no_place(row.line, error)?;
+                    script.operations.push(Operation { line: row.line, act: Act::Nothing });
                     continue;
                 }
             };

@@ -216,3 +216,24 @@ fn what_is_no_log_and_lines_that_make_no_sense_end_with_2() {
     let ended = metrale_on("replay", &log, &["--driver", "sim", "--device", "4"]);
     assert_eq!(ended.exit, Exit::Failed);
 }
+
+#[test]
+fn a_row_passed_over_has_its_place_in_the_tables_of_plan_and_replay() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let log = path("l.csv");
+    let rows = format!("allocate,0x1,4096\nallocate,0x1,{0}\nallocate,0x2,{0}\nfree,0x1,0\n", u64::MAX);
+    fs::write(&log, format!("Action,Pointer,Size\n{rows}")).unwrap();
+    let of = |command: &str, more: &[&str]| {
+        let out = path(command);
+        let more = [&["--lenient", "--json", "--per-op", out.to_str().unwrap()], more].concat();
+        let ended = metrale_on(command, &log, &more);
+        assert_eq!(ended.exit, Exit::Done, "{}", ended.err);
+        assert!(ended.err.contains("line 3") && ended.err.contains("line 4"), "{}", ended.err);
+        table(&out).1.into_iter().map(|row| row[..3].to_vec()).collect::<Vec<_>>()
+    };
+    let page = 2 << 20;
+    let expected = [[0, 4096, page], [1, 4096, page], [2, 4096, page], [3, 0, 0]];
+    assert_eq!(of("plan", &[]), expected);
+    assert_eq!(of("replay", &["--driver", "sim"]), expected);
+}

@@ -99,7 +99,12 @@ fn plan_log(path: &Path, args: &PlanArgs) -> anyhow::Result<(Planned, LogNotes)>
             }
             Err(error) => {
                 log.no_place(row.line, error)?;
-                continue;
+                // The plan has counted it and is as it was.
+                Step {
+                    operation: plan.summary().operations - 1,
+                    live_bytes: plan.live_bytes(),
+                    resident_bytes: plan.resident_bytes(),
+                }
             }
         };
         if step.resident_bytes > peak {
