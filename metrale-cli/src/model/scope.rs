@@ -5,6 +5,8 @@
 //! parameter and is dropped; where a component is a number, what follows the one after it is dropped too,
 //! so that a report shows blocks and not every matrix.
 
+use metrale_ledger::Label;
+
 /// Longest label, in bytes.
 const LONGEST: usize = 200;
 
@@ -27,12 +29,12 @@ pub fn scope_of(name: &str) -> String {
     label_text(&parts.join("."))
 }
 
-/// A name as it can stand in a report: control characters escaped, and cut behind 200 bytes.
+/// A name as it can stand in a report: escaped as labels are, and cut behind 200 bytes.
 pub(crate) fn label_text(name: &str) -> String {
     let mut label = String::new();
     for c in name.chars() {
         let start = label.len();
-        if c.is_control() {
+        if Label::escapes(c) {
             label.extend(c.escape_debug());
         } else {
             label.push(c);
@@ -76,6 +78,7 @@ mod tests {
         assert_eq!(scope_of(".a"), "a");
         assert_eq!(scope_of("a..b..c"), "a.b");
         assert_eq!(scope_of("a\0b\n.w"), "a\\0b\\n");
+        assert_eq!(scope_of("a\u{202e}b.w"), "a\\u{202e}b");
         assert_eq!(scope_of("a3.b.c"), "a3.b");
         assert_eq!(scope_of("../../etc/x"), "/");
         let long = scope_of(&"é".repeat(100_000));

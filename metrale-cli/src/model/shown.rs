@@ -4,6 +4,8 @@
 use std::fmt;
 use std::path::Path;
 
+use metrale_ledger::Label;
+
 /// Characters of a name that are shown before it is cut.
 const SHOWN_CHARS: usize = 160;
 
@@ -28,7 +30,7 @@ impl fmt::Display for ShownPath<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // `escape_debug` would also escape quotes and backslashes, which paths may well hold.
         for c in self.0.to_string_lossy().chars() {
-            if c.is_control() {
+            if Label::escapes(c) {
                 write!(f, "{}", c.escape_debug())?;
             } else {
                 write!(f, "{c}")?;
