@@ -51,6 +51,17 @@ pub enum LogError {
         /// Why.
         problem: PlacementError,
     },
+    /// Nothing in it is of a log.
+    #[error(
+        "{}: this is no allocation log: none of its lines is a header that names Action, Pointer and Size, or a row; {problem}",
+        ShownPath(.path)
+    )]
+    NotALog {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with the first line.
+        problem: RowError,
+    },
     /// It is a model.
     #[error("{}: this is a model, not an allocation log: metrale plan and metrale load take it", ShownPath(.0))]
     IsModel(PathBuf),
@@ -141,15 +152,20 @@ impl AllocationLog {
         Ok(())
     }
 
-    /// What was odd, at the end.
-    pub(crate) fn into_notes(self) -> LogNotes {
+    /// What was odd, at the end; an error where all of it was.
+    pub(crate) fn into_notes(self) -> Result<LogNotes, LogError> {
         let mut notes = self.notes;
         let skipped = self.reader.skipped();
+        if !self.reader.has_columns()
+            && let Some(first) = skipped.first.first()
+        {
+            return Err(LogError::NotALog { path: self.path, problem: first.clone() });
+        }
         notes.skipped += skipped.count;
         notes.skipped_said.extend(skipped.first.iter().map(ToString::to_string));
         notes.skipped_said.truncate(SAID);
         notes.aliases = self.reader.alias_count();
-        notes
+        Ok(notes)
     }
 }
 

@@ -70,7 +70,7 @@ impl Script {
         script.places = places.count;
         script.labels = places.labels;
         script.totals = follow.totals();
-        Ok((script, log.into_notes()))
+        Ok((script, log.into_notes()?))
     }
 }
 

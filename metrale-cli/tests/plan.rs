@@ -342,3 +342,24 @@ fn bad_models_and_command_lines_end_with_2() {
     assert_eq!(ended.exit, Exit::Failed);
     assert!(ended.err.contains("ops.csv"), "{}", ended.err);
 }
+
+#[test]
+fn what_is_no_log_at_all_is_refused_however_lenient() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, table) = (folder.path().join("snapshot.pickle.gz"), folder.path().join("ops.csv"));
+    let mut encoder =
+        flate2::write::GzEncoder::new(fs::File::create(&path).unwrap(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut encoder, b"\x80\x04\x95\xff\n}\x94(\x8c\n").unwrap();
+    encoder.finish().unwrap();
+    for (command, more) in
+        [("plan", &["--per-op", table.to_str().unwrap()][..]), ("replay", &["--driver", "sim"])]
+    {
+        let ended = metrale_on(command, &path, &[&["--lenient"], more].concat());
+        assert_eq!(ended.exit, Exit::BadInput, "{}", ended.err);
+        assert!(ended.err.contains("no allocation log") && ended.err.contains("line 1"), "{}", ended.err);
+    }
+    assert!(!table.exists());
+    // A log whose rows are all wrong is still one.
+    fs::write(&path, "Action,Pointer,Size\nallocate,0x1\n").unwrap();
+    assert_eq!(metrale_on("plan", &path, &["--lenient"]).exit, Exit::Done);
+}

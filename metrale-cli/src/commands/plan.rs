@@ -112,8 +112,9 @@ fn plan_log(path: &Path, args: &PlanArgs) -> anyhow::Result<(Planned, LogNotes)>
         }
         write(&mut table, step)?;
     }
+    let notes = log.into_notes()?;
     finish(table)?;
-    Ok((Planned { title: ShownPath(path).to_string(), plan, peak_line }, log.into_notes()))
+    Ok((Planned { title: ShownPath(path).to_string(), plan, peak_line }, notes))
 }
 
 fn table(args: &PlanArgs) -> anyhow::Result<Option<PerOp>> {

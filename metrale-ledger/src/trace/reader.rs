@@ -99,6 +99,12 @@ impl<'a> Reader<'a> {
         self.aliases
     }
 
+    /// Whether a header, or a row that stands without one, was read so far. Where a lenient reader has passed over lines and
+    /// this is still false at the end, what it read is no log.
+    pub fn has_columns(&self) -> bool {
+        self.columns.is_some()
+    }
+
     /// Lines read so far.
     pub fn line(&self) -> u64 {
         self.number
