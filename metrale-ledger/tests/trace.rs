@@ -328,6 +328,18 @@ fn a_line_without_end_ends_a_strict_reader() {
 }
 
 #[test]
+fn a_second_free_right_behind_the_first_is_one_however_many_came_before() {
+    let mut log = "Action,Pointer,Size\n".to_owned();
+    for pointer in 1..=(1 << 16) + 1 {
+        log += &format!("allocate,{pointer:x},1\nfree,{pointer:x},1\n");
+    }
+    log += "free,10000,1\nfree,ffffff,1\n";
+    let log = read_clean(log.as_bytes());
+    let kinds: Vec<_> = log.findings.iter().map(|finding| finding.kind).collect();
+    assert_eq!(kinds, [FindingKind::FreedBefore { line: (2 << 16) + 1 }, FindingKind::Unknown]);
+}
+
+#[test]
 fn a_row_that_no_device_can_follow_changes_nothing() {
     let log = format!("Action,Pointer,Size\nallocate,0x1,4096\nallocate,0x1,{}\nfree,0x1,4096\n", u64::MAX);
     let (mut plan, mut follow) = (Plan::h200(), Follow::new());

@@ -9,7 +9,7 @@ use crate::page::Mixer;
 use crate::placement::PlacementError;
 use crate::plan::{Plan, PlanError, Step};
 
-/// Frees that are remembered, to tell a second free of one pointer from a free of an unknown one.
+/// Frees that are remembered at least, to tell a second free of one pointer from a free of an unknown one.
 const REMEMBERED_FREES: usize = 1 << 16;
 
 /// What was odd about a row.
@@ -69,7 +69,10 @@ impl fmt::Display for Finding {
             FindingKind::FreedBefore { line } => {
                 write!(f, "{pointer:#x} is freed, which line {line} has done before")
             }
-            FindingKind::Unknown => write!(f, "{pointer:#x} is freed, but this log does not allocate it"),
+            FindingKind::Unknown => write!(
+                f,
+                "{pointer:#x} is freed, but this log does not allocate it, or a free long before this one ended it"
+            ),
             FindingKind::SizeDiffers { allocated } => {
                 write!(f, "{pointer:#x} is freed as {bytes} bytes and was allocated with {allocated}")
             }
@@ -137,7 +140,9 @@ pub struct Followed {
 #[derive(Clone, Debug, Default)]
 pub struct Follow {
     live: HashMap<u64, LiveRow, Mixer>,
+    /// The last frees: once there are many, they become the older ones, and those before are forgotten.
     freed: HashMap<u64, u64, Mixer>,
+    freed_earlier: HashMap<u64, u64, Mixer>,
     totals: LogTotals,
 }
 
@@ -207,6 +212,7 @@ impl Follow {
         let live = LiveRow { pointer: row.pointer, bytes: row.bytes, line: row.line, stream: row.stream };
         self.live.insert(row.pointer, live);
         self.freed.remove(&row.pointer);
+        self.freed_earlier.remove(&row.pointer);
         self.totals.live_bytes = self.totals.live_bytes.saturating_add(row.bytes);
         if self.totals.live_bytes > self.totals.peak_live_bytes {
             self.totals.peak_live_bytes = self.totals.live_bytes;
@@ -217,14 +223,15 @@ impl Follow {
 
     fn free(&mut self, row: &Row, plan: &mut Plan) -> (Step, Option<FindingKind>) {
         let Some(live) = self.live.remove(&row.pointer) else {
-            let kind = match self.freed.get(&row.pointer) {
+            let before = self.freed.get(&row.pointer).or_else(|| self.freed_earlier.get(&row.pointer));
+            let kind = match before {
                 Some(&line) => FindingKind::FreedBefore { line },
                 None => FindingKind::Unknown,
             };
             return (plan.pass(), Some(kind));
         };
         if self.freed.len() == REMEMBERED_FREES {
-            self.freed.clear();
+            self.freed_earlier = std::mem::take(&mut self.freed);
         }
         self.freed.insert(row.pointer, row.line);
         self.totals.live_bytes -= live.bytes;
