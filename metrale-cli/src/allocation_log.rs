@@ -193,7 +193,8 @@ impl LogNotes {
             remarks.push(format!("warning: {found} odd rows in all: {}", kinds.join(", ")));
         }
         if self.aliases > 0 {
-            remarks.push(format!("note: {} rows say deallocate, taken as free", self.aliases));
+            let rows = if self.aliases == 1 { "1 row says" } else { &format!("{} rows say", self.aliases) };
+            remarks.push(format!("note: {rows} deallocate, taken as free"));
         }
         remarks.extend(self.skipped_said.iter().map(|row| format!("warning: passed over: {row}")));
         if self.skipped > self.skipped_said.len() as u64 {

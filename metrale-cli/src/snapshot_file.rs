@@ -2,10 +2,10 @@
 //! A ledger's snapshot in a file, as JSON.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use metrale_ledger::Snapshot;
+use metrale_ledger::{ByteSize, Snapshot};
 
 use crate::model::{ShownPath, label_text};
 
@@ -41,6 +41,9 @@ pub enum SnapshotError {
     },
 }
 
+/// Bytes of a snapshot that are read: some millions of call sites and scopes.
+const MAX_BYTES: u64 = 1 << 30;
+
 impl SnapshotError {
     /// Whether another file would mend it.
     pub fn is_bad_input(&self) -> bool {
@@ -50,8 +53,8 @@ impl SnapshotError {
 
 /// Reads a snapshot. Its names come from whoever wrote the file, so they are made fit to be printed.
 pub(crate) fn read(path: &Path) -> Result<Snapshot, SnapshotError> {
-    let text =
-        fs::read(path).map_err(|problem| SnapshotError::Unreadable { path: path.to_owned(), problem })?;
+    let unreadable = |problem| SnapshotError::Unreadable { path: path.to_owned(), problem };
+    let text = fs::File::open(path).and_then(|file| whole(file, MAX_BYTES)).map_err(unreadable)?;
     let mut snapshot: Snapshot = serde_json::from_slice(&text)
         .map_err(|problem| SnapshotError::NotASnapshot { path: path.to_owned(), problem })?;
     let clean = |name: &mut String| *name = label_text(name);
@@ -71,9 +74,32 @@ pub(crate) fn read(path: &Path) -> Result<Snapshot, SnapshotError> {
     Ok(snapshot)
 }
 
+/// All bytes, where they are not more than the limit: a device or a sparse file may have no end.
+fn whole(from: impl Read, limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.take(limit + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 <= limit {
+        return Ok(bytes);
+    }
+    let words = format!("it is longer than {}, which no snapshot is", ByteSize(limit));
+    Err(io::Error::new(io::ErrorKind::InvalidData, words))
+}
+
 /// Writes a snapshot.
 pub(crate) fn write(path: &Path, snapshot: &Snapshot) -> Result<(), SnapshotError> {
     let failed = |problem: io::Error| SnapshotError::Unwritable { path: path.to_owned(), problem };
     let text = serde_json::to_vec_pretty(snapshot).map_err(|error| failed(error.into()))?;
     fs::write(path, text).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_no_end_is_refused_at_the_limit() {
+        assert_eq!(whole(&[7; 64][..], 64).unwrap(), [7; 64]);
+        let error = whole(io::repeat(b'0'), 64).unwrap_err();
+        assert!(error.to_string().contains("longer than 64 B"), "{error}");
+    }
 }

@@ -363,3 +363,19 @@ fn what_is_no_log_at_all_is_refused_however_lenient() {
     fs::write(&path, "Action,Pointer,Size\nallocate,0x1\n").unwrap();
     assert_eq!(metrale_on("plan", &path, &["--lenient"]).exit, Exit::Done);
 }
+
+/// Who names a file as a table is told of its lines, not of a model's header.
+#[test]
+fn a_table_by_its_name_is_no_broken_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let utf16: Vec<u8> = "\u{feff}Action,Pointer,Size\n".encode_utf16().flat_map(u16::to_le_bytes).collect();
+    for (name, bytes) in
+        [("odd.csv", b"Action,Pointer,Size\n\x01allocate,0x1000,10\n".to_vec()), ("wide.CSV", utf16)]
+    {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        let ended = metrale(["plan", path.to_str().unwrap()]);
+        assert_eq!(ended.exit, Exit::BadInput, "{}", ended.err);
+        assert!(ended.err.contains("line ") && !ended.err.contains("safetensors"), "{}", ended.err);
+    }
+}

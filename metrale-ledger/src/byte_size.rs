@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-/// Shows bytes as `512 B`, `1.50 KiB`, `208.88 MiB` or `12.55 GiB`; 1 KiB is 1024 bytes. Width and alignment apply.
+/// Shows bytes as `512 B`, `1.50 KiB`, `208.88 MiB`, `12.55 GiB` or `1.50 TiB`; 1 KiB is 1024 bytes. Width and alignment apply.
 ///
 /// ```
 /// use metrale_ledger::ByteSize;
@@ -23,14 +23,15 @@ impl ByteSize {
 
     /// The amount and its unit, as in `1.50` and `GiB`.
     fn parts(self) -> (u64, Option<u64>, &'static str) {
-        const UNITS: [(u64, &str); 3] = [(1 << 10, "KiB"), (1 << 20, "MiB"), (1 << 30, "GiB")];
+        const UNITS: [(u64, &str); 4] =
+            [(1 << 10, "KiB"), (1 << 20, "MiB"), (1 << 30, "GiB"), (1 << 40, "TiB")];
         if self.0 < UNITS[0].0 {
             return (self.0, None, "B");
         }
         let hundredths = |unit: u64| (u128::from(self.0) * 100 + u128::from(unit / 2)) / u128::from(unit);
         // The first unit in which the rounded amount stays below 1024, so that no line says "1024.00 KiB".
         let (unit, name) =
-            UNITS.into_iter().find(|&(unit, _)| hundredths(unit) < 102_400).unwrap_or(UNITS[2]);
+            UNITS.into_iter().find(|&(unit, _)| hundredths(unit) < 102_400).unwrap_or(UNITS[3]);
         let amount = hundredths(unit) as u64;
         (amount / 100, Some(amount % 100), name)
     }
@@ -63,7 +64,8 @@ mod tests {
             ((1 << 30) - 1, "1.00 GiB"),
             (13_476_831_488, "12.55 GiB"),
             (150_109_880_320, "139.80 GiB"),
-            (u64::MAX, "17179869184.00 GiB"),
+            (1 << 40, "1.00 TiB"),
+            (u64::MAX, "16777216.00 TiB"),
         ] {
             assert_eq!(ByteSize(bytes).to_string(), text, "{bytes}");
         }

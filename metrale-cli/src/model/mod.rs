@@ -275,6 +275,11 @@ impl ModelInput {
 /// text, compressed or not.
 pub(crate) fn is_model(head: &[u8], path: &Path) -> bool {
     const GZIP: &[u8] = b"\x1f\x8b";
+    // Whatever it holds, who names a file so means a table.
+    const TABLES: [&str; 3] = ["csv", "tsv", "log"];
+    if path.extension().is_some_and(|name| TABLES.iter().any(|table| name.eq_ignore_ascii_case(table))) {
+        return false;
+    }
     // Only text has no control characters but line breaks and tabs.
     let is_text = !head.iter().any(|&b| b < b' ' && !matches!(b, b'\t' | b'\n' | b'\r'));
     // An index is an object; a bracket begins many a line of other programs' output, in which a log may stand.

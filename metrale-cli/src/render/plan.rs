@@ -125,7 +125,7 @@ impl PlanReport {
                 order.name(),
                 ByteSize(saved)
             ),
-            None => writeln!(f, "no other order of allocation would save anything"),
+            None => writeln!(f, "none of the orders of allocation tried would save anything"),
         }
     }
 }
