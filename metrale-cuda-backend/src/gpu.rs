@@ -142,7 +142,8 @@ pub trait GpuBackend: Send + Sync {
     ///
     /// Taken off the ledger before the driver is asked, since the driver may hand the address to another thread at once;
     /// if the driver refuses, the record is put back, marked. A context that is already gone is no error. May block: the
-    /// driver waits for work that could still use the memory. Refused on a thread that captures.
+    /// driver waits for work that could still use the memory. Refused on a thread that captures. The thread need not be
+    /// bound, unless there are red zones to be looked at: the address says whose memory it is.
     ///
     /// # Errors
     /// [`FreeError`](crate::FreeError) for a double free, an interior or foreign pointer or an arena, with the call sites

@@ -125,13 +125,14 @@ on_both_drivers! {
     a_thread_that_forgot_is_told_and_nothing_is_done(driver) {
         let backend = backend(driver);
         let held = backend.alloc(4096).unwrap();
+        let pinned = backend.alloc_pinned(4096).unwrap();
         thread::scope(|scope| {
             scope.spawn(|| {
                 let stream = backend.stream();
                 for error in [
                     backend.alloc(4096).unwrap_err(),
                     backend.alloc_pinned(4096).unwrap_err(),
-                    backend.free(held).unwrap_err(),
+                    backend.free_pinned(pinned).unwrap_err(),
                     backend.copy_h2d(&[1], held).unwrap_err(),
                     backend.copy_d2h(held, &mut [1]).unwrap_err(),
                     backend.memset_async(held, 0, 1, stream).unwrap_err(),
@@ -145,13 +146,15 @@ on_both_drivers! {
                     assert_eq!((error.ordinal, error.current), (0, 0));
                     assert!(error.to_string().contains("bind_to_thread"), "{error}");
                 }
-                assert_eq!(backend.ledger_probe().live_count(), 1, "the free changed nothing");
-
-                backend.bind_to_thread().unwrap();
+                assert_eq!(backend.ledger_probe().pinned_count(), 1, "the free changed nothing");
+                // An address says whose memory it is.
                 backend.free(held).unwrap();
+                backend.bind_to_thread().unwrap();
+                backend.free_pinned(pinned).unwrap();
             });
         });
         backend.ledger_probe().assert_nothing_live();
+        assert_eq!(backend.ledger_probe().pinned_count(), 0);
     }
 
     many_threads_allocate_copy_and_free_at_once(driver) {

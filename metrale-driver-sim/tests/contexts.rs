@@ -38,6 +38,21 @@ on_both_drivers! {
         assert_eq!((cuda.free(memory), cuda.sync(), cuda.release(device)), (0, 0, 0));
     }
 
+    /// A thread without a current context frees all the same, and does nothing else.
+    a_free_needs_no_current_context(driver) {
+        let _guard = ContextGuard::new(&driver, 0).unwrap();
+        let cuda = Cuda::new(&driver);
+        let (one, other) = (cuda.alloc(4096).unwrap(), cuda.alloc(3 << 20).unwrap());
+        let there = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                (status(cuda.alloc(4096)), status(cuda.info()), cuda.sync(), cuda.free(one), cuda.free(other))
+            });
+            thread.join().unwrap()
+        });
+        assert_eq!(there, (201, 201, 201, 0, 0));
+        assert_eq!(cuda.free(one), 1);
+    }
+
     /// A process whose kernel faulted gets no sound context any more.
     after_a_fault(driver; sim: common::sim()) {
         let cuda = Cuda::new(&driver);

@@ -6,8 +6,8 @@ use core::ffi::{c_int, c_uint, c_void};
 
 use metrale_driver_sys::{
     CU_MEM_ATTACH_GLOBAL, CU_MEM_ATTACH_HOST, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST,
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUdeviceptr, CUpointer_attribute, CUresult,
-    pointer_attribute,
+    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUdeviceptr,
+    CUpointer_attribute, CUresult, pointer_attribute,
 };
 
 use super::Face;
@@ -29,7 +29,13 @@ impl Face {
     /// Waits for all work of the context, as the hardware's driver does.
     pub(super) unsafe fn cuMemFree_v2(&self, dptr: CUdeviceptr) -> CUresult {
         self.call(|model| {
-            let device = model.context()?;
+            // Measured: without a current context the address says whose memory it is.
+            let owner =
+                model.memory.find(dptr).filter(|&(base, _)| base == dptr).map(|(_, found)| found.device);
+            let device = match (model.context(), owner) {
+                (Err(CUDA_ERROR_INVALID_CONTEXT), Some(owner)) => owner,
+                (context, _) => context?,
+            };
             if dptr == 0 {
                 return Ok(());
             }
