@@ -21,10 +21,12 @@ mod driver_choice;
 mod exit;
 mod host_room;
 pub mod model;
+mod moment;
 mod outputs;
 mod per_op;
 mod plan_device;
 pub mod render;
+mod replayed;
 mod script;
 mod snapshot_file;
 

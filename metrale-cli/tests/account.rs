@@ -34,7 +34,6 @@ on_both_drivers! {
         backend.synchronize_stream(streams[0]).unwrap();
 
         let account = backend.account().unwrap();
-        println!("{account}");
         assert_eq!(account.remainder_bytes(), 0, "{account}");
         let term = |name: &str| account.term(name).unwrap_or_else(|| panic!("no {name}: {account}"));
         assert_eq!(term("ledger").bytes, LIVE_BYTES);

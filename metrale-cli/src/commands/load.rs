@@ -5,12 +5,11 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context;
-use metrale_cuda_backend::memory::Account;
 use metrale_cuda_backend::{DevicePtr, MetraleCudaBackend, OutOfMemory, PackedArena, Uploader};
-use metrale_ledger::Snapshot;
 
 use crate::args::LoadArgs;
 use crate::model::{Catalogue, ModelInput, Shown, ShownPath, TensorSpec, label_text, scope_of};
+use crate::moment::Moment;
 use crate::render::failure::Failed;
 use crate::render::load::{LoadReport, ModelNames, Shortage};
 use crate::{Console, Exit, answered, host_room, outputs, snapshot_file};
@@ -128,33 +127,6 @@ fn measure<'input>(
     let text = backend.alloc_report(args.top, args.min_mb);
     let verified = if shortage.is_none() { verify(backend, input, &held.tensors, args.verify)? } else { 0 };
     Ok(LoadReport::new(input, backend, moment, text).copied(bytes_copied, seconds).ended(verified, shortage))
-}
-
-/// The figures while everything is loaded.
-pub(crate) struct Moment {
-    /// What the ledger holds.
-    pub(crate) snapshot: Snapshot,
-    /// Every byte the driver says is used, by name.
-    pub(crate) account: Account,
-    /// Bytes by which the driver's free figure fell since before the first tensor; negative where it rose.
-    pub(crate) driver_used_bytes: i64,
-    /// The driver's free figure.
-    pub(crate) free_bytes: u64,
-    /// The device's memory.
-    pub(crate) total_bytes: u64,
-}
-
-impl Moment {
-    pub(crate) fn of(backend: &MetraleCudaBackend, baseline_free_bytes: u64) -> anyhow::Result<Self> {
-        let now = backend.memory_info()?;
-        Ok(Self {
-            snapshot: backend.ledger_probe().snapshot(),
-            account: backend.account()?,
-            driver_used_bytes: baseline_free_bytes as i64 - now.free_bytes as i64,
-            free_bytes: now.free_bytes,
-            total_bytes: now.total_bytes,
-        })
-    }
 }
 
 /// A tensor on the device.

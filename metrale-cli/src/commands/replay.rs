@@ -8,12 +8,13 @@ use metrale_cuda_backend::{DevicePtr, MetraleCudaBackend, OutOfMemory, ScopeGuar
 
 use crate::allocation_log::LogNotes;
 use crate::args::ReplayArgs;
-use crate::commands::load::Moment;
 use crate::model::ShownPath;
+use crate::moment::Moment;
 use crate::per_op::PerOp;
 use crate::render::failure::Failed;
 use crate::render::load::Shortage;
 use crate::render::replay::ReplayReport;
+use crate::replayed::Replayed;
 use crate::script::{Act, Operation, Script};
 use crate::{Console, Exit, answered, outputs, snapshot_file};
 
@@ -73,7 +74,7 @@ fn measure(
     console: &Console<'_>,
 ) -> anyhow::Result<ReplayReport> {
     let baseline_free_bytes = backend.memory_info()?.free_bytes;
-    let mut run = Run { backend, held, scope: None, table, baseline_free_bytes, done: Done::default() };
+    let mut run = Run { backend, held, scope: None, table, baseline_free_bytes, done: Replayed::default() };
 
     let start = Instant::now();
     let shortage = match run.all(script, console) {
@@ -100,21 +101,6 @@ fn measure(
     Ok(report.did(&done, seconds, unexplained_rows).of_log(&script.totals, notes).ended(shortage))
 }
 
-/// What was done so far.
-#[derive(Debug, Default)]
-pub(crate) struct Done {
-    pub(crate) operations: u64,
-    pub(crate) allocations: u64,
-    pub(crate) frees: u64,
-    /// The operation that made the peak, and its line.
-    pub(crate) peak: Option<(u64, u64)>,
-    peak_bytes: usize,
-    /// The line of the last one.
-    pub(crate) last_line: Option<u64>,
-    /// Rows after which the driver's figure was another than the ledger's; counted only where it was asked.
-    pub(crate) unexplained_rows: u64,
-}
-
 /// A replay under way.
 struct Run<'a> {
     backend: &'a MetraleCudaBackend,
@@ -124,7 +110,7 @@ struct Run<'a> {
     scope: Option<(usize, ScopeGuard)>,
     table: Option<PerOp>,
     baseline_free_bytes: u64,
-    done: Done,
+    done: Replayed,
 }
 
 impl Run<'_> {

@@ -9,8 +9,8 @@ use metrale_ledger::{ArenaRow, ByteSize, LabelRow, SiteRow};
 use serde::Serialize;
 
 use crate::Exit;
-use crate::commands::load::Moment;
 use crate::model::ModelInput;
+use crate::moment::Moment;
 use crate::render::failure::OUT_OF_MEMORY;
 
 /// The account of a load. All `_bytes` are bytes; the figures are of the moment when everything was loaded (or, out of

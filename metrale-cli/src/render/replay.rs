@@ -11,9 +11,9 @@ use serde::Serialize;
 
 use crate::Exit;
 use crate::allocation_log::LogNotes;
-use crate::commands::load::Moment;
-use crate::commands::replay::Done;
+use crate::moment::Moment;
 use crate::render::load::{Count, Line, ScopeLine, Shortage, SiteLine};
+use crate::replayed::Replayed;
 
 /// The account of a replay. All `_bytes` are bytes.
 #[derive(Debug, Serialize)]
@@ -137,7 +137,7 @@ impl ReplayReport {
         }
     }
 
-    pub(crate) fn did(mut self, done: &Done, seconds: f64, unexplained_rows: Option<u64>) -> Self {
+    pub(crate) fn did(mut self, done: &Replayed, seconds: f64, unexplained_rows: Option<u64>) -> Self {
         (self.operations, self.allocations, self.frees) = (done.operations, done.allocations, done.frees);
         (self.peak.operation, self.peak.line) = done.peak.unzip();
         self.end.operation = done.operations.checked_sub(1);

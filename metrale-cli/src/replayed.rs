@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! [`Replayed`]: how far a replay has come.
+
+/// What was done so far.
+#[derive(Debug, Default)]
+pub(crate) struct Replayed {
+    pub(crate) operations: u64,
+    pub(crate) allocations: u64,
+    pub(crate) frees: u64,
+    /// The operation that made the peak, and its line.
+    pub(crate) peak: Option<(u64, u64)>,
+    /// Bytes live then.
+    pub(crate) peak_bytes: usize,
+    /// The line of the last one.
+    pub(crate) last_line: Option<u64>,
+    /// Rows after which the driver's figure was another than the ledger's; counted only where it was asked.
+    pub(crate) unexplained_rows: u64,
+}
