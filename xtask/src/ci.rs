@@ -41,7 +41,7 @@ struct Job {
 
 /// In this order what one job builds serves the next. `scale` is the first to build: it changes a variable that a build
 /// script reads, so anywhere else what stands before it would be built twice.
-const JOBS: [Job; 16] = [
+const JOBS: [Job; 17] = [
     Job { name: "fmt", what: "sources are formatted", run: fmt },
     Job { name: "tidy", what: "headers, words, directions, reasons", run: |_| passed(tidy::run()) },
     Job { name: "direction", what: "cargo tree of the pure crates shows no driver", run: direction },
@@ -60,6 +60,11 @@ const JOBS: [Job; 16] = [
     Job { name: "load", what: "the README's first command", run: |_| passed(readme::run_with_its_sample()) },
     Job { name: "bare", what: "tests of the backend without the ledger", run: bare },
     Job { name: "loom", what: "small models of the ledger's threads, in every interleaving", run: loom },
+    Job {
+        name: "models",
+        what: "10,000 random cases of ledger and placement against naive models",
+        run: models,
+    },
     Job { name: "nextest", what: "every test in a process of its own", run: nextest },
     Job { name: "test", what: "the README's second command: all tests", run: |_| passed(readme::run(1)) },
 ];
@@ -200,6 +205,23 @@ fn loom(metadata: &Metadata) -> Result<Outcome> {
             .env("RUSTFLAGS", format!("{flags} --cfg loom").trim_start())
             .env("CARGO_TARGET_DIR", metadata.target_directory.join("loom")),
     ))
+}
+
+/// Optimized, for a case takes milliseconds otherwise.
+fn models(_: &Metadata) -> Result<Outcome> {
+    let test = [
+        "test",
+        "-p",
+        "metrale-ledger",
+        "--all-features",
+        "--release",
+        "--lib",
+        "--test",
+        "model",
+        "--test",
+        "plan",
+    ];
+    passed(run_command(cargo(test).args(["--", "--include-ignored"]).env("PROPTEST_CASES", "10000")))
 }
 
 fn docs(_: &Metadata) -> Result<Outcome> {
