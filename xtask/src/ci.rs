@@ -2,12 +2,13 @@
 //! `cargo xtask ci`: the one list of checks, the same on a laptop as anywhere else.
 
 use std::collections::BTreeSet;
-use std::env;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
+use std::{env, fs};
 
-use anyhow::{Result, bail, ensure};
-use cargo_metadata::Metadata;
+use anyhow::{Context, Result, bail, ensure};
+use cargo_metadata::{Metadata, Package};
 
 use crate::cargo::{answers, cargo, metadata, output, published, root, run as run_command};
 use crate::tidy::direction::{DRIVERS, PURE};
@@ -255,11 +256,34 @@ fn outside_crate(metadata: &Metadata) -> Result<Outcome> {
 }
 
 fn package(metadata: &Metadata) -> Result<Outcome> {
+    // Crates that need others of ours are verified against unpacked copies of those, which cargo keeps under their version
+    // and would take again although the sources have changed since.
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| {
+        Some(PathBuf::from(env::var_os("HOME").or_else(|| env::var_os("USERPROFILE"))?).join(".cargo"))
+    });
+    if let Some(home) = home {
+        forget_unpacked(&home.join("registry").join("src"), &published(metadata))?;
+    }
     let mut command = cargo(["package", "--quiet", "--offline", "--allow-dirty"]);
     for package in published(metadata) {
         command.args(["-p", package.name.as_str()]);
     }
     passed(run_command(&mut command))
+}
+
+/// Removes what cargo has unpacked of our packages for itself: in folders without a host in their name.
+fn forget_unpacked(sources: &Path, ours: &[&Package]) -> Result<()> {
+    let Ok(registries) = fs::read_dir(sources) else { return Ok(()) };
+    for registry in registries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with('-'))
+    {
+        for package in ours {
+            let unpacked = registry.path().join(format!("{}-{}", package.name, package.version));
+            if unpacked.is_dir() {
+                fs::remove_dir_all(&unpacked).with_context(|| format!("removing {}", unpacked.display()))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// In addition to `cargo test`, where the tests of a program share a process: neither way may hide the other's failures.
@@ -274,6 +298,25 @@ fn nextest(_: &Metadata) -> Result<Outcome> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_our_packages_unpacked_by_cargo_for_itself_are_forgotten() {
+        let sources = tempfile::tempdir().unwrap();
+        let metadata = metadata().unwrap();
+        let ours = published(&metadata);
+        let name = format!("{}-{}", ours[0].name, ours[0].version);
+        let [stale, other, hosted] =
+            [("-0123", &*name), ("-0123", "itoa-1.0.0"), ("index.example-0123", &*name)].map(
+                |(registry, package)| {
+                    let folder = sources.path().join(registry).join(package);
+                    fs::create_dir_all(&folder).unwrap();
+                    folder
+                },
+            );
+        forget_unpacked(sources.path(), &ours).unwrap();
+        assert_eq!([stale, other, hosted].map(|folder| folder.is_dir()), [false, true, true]);
+        forget_unpacked(&sources.path().join("absent"), &ours).unwrap();
+    }
 
     #[test]
     fn names_are_unique() {
