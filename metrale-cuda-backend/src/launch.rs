@@ -245,8 +245,8 @@ impl MetraleCudaBackend {
         uses: Uses<'_>,
     ) -> Result<()> {
         const WHAT: &str = "launching a kernel";
-        self.bound(WHAT)?;
         let Shape { grid, block, shared_bytes, stream } = shape;
+        self.bound_for(stream, WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
         self.not_beside_capture(stream, WHAT)?;
         // SAFETY: the stream is held.
@@ -263,6 +263,7 @@ impl MetraleCudaBackend {
                 let after = || format!("the launch of {}", self.kernels().name(kernel.0));
                 // SAFETY: the stream is held.
                 unsafe { self.probe(driver, stream, after) };
+                self.still_bound(driver, WHAT)?;
             }
             return Err(launch_error(error));
         }

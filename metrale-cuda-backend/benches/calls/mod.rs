@@ -175,7 +175,7 @@ impl Calls {
 impl Drop for Calls {
     fn drop(&mut self) {
         let backend = &self.backend;
-        let graphs = self.graphs.drain(..).map(|graph| backend.destroy_graph(graph)).collect::<Result<()>>();
+        let graphs = self.graphs.drain(..).try_for_each(|graph| backend.destroy_graph(graph));
         let outcomes = [
             graphs,
             backend.destroy_event(self.event),

@@ -246,7 +246,7 @@ impl MetraleCudaBackend {
         call: &'static str,
         site: &'static Location<'static>,
     ) -> Result<Unpinned<'_>, PinnedByGraph> {
-        let lock = self.seat().room.lock_pins();
+        let lock = self.seat().room.lock_pins(pin);
         if let Some(state) = &lock
             && let Some((allocation, holders)) = state.pins.holders(pin)
         {
