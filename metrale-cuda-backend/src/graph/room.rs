@@ -211,10 +211,16 @@ impl Seat {
     }
 
     /// A capture within reach, put into words by `show`.
+    #[inline]
     pub(crate) fn within<T>(&self, reach: Reach, show: impl FnOnce(&Capture) -> T) -> Option<T> {
         if !self.room.is_capturing() {
             return None;
         }
+        self.look_within(reach, show)
+    }
+
+    #[cold]
+    fn look_within<T>(&self, reach: Reach, show: impl FnOnce(&Capture) -> T) -> Option<T> {
         let me = thread::current().id();
         self.room.with(|state| state.captures.within(reach, self.device, me).map(show))
     }
