@@ -5,7 +5,10 @@ use core::fmt;
 use std::sync::Arc;
 
 use anyhow::Result;
-use metrale_driver_sys::{CUcontext, DriverApi, DriverError, attribute, is_sticky};
+use metrale_driver_sys::{
+    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE, CUcontext, DriverApi, DriverError, attribute,
+    is_sticky,
+};
 use metrale_ledger::{LedgerProbe, ScopeGuard};
 use metrale_registry::{
     CudaHost, CurrentContext, DeviceFacts, HostError, MetraleRegistry, TeardownSink, is_teardown_noop,
@@ -20,7 +23,7 @@ use crate::error::{BadArgument, FeatureOff, NotBound};
 use crate::fault_probe::{FaultLatch, noted};
 use crate::gpu::DevicePtr;
 use crate::graph::Seat;
-use crate::handles::{Handles, Kind};
+use crate::handles::{Handles, Kind, is_the_drivers};
 use crate::launch::Kernels;
 use crate::memory::{Cost, Costs, PinnedBook, Polling, memory_info_of};
 use crate::op_cache::OpCache;
@@ -431,6 +434,28 @@ impl MetraleCudaBackend {
             Err(error) if is_teardown_noop(error.status) => Ok(false),
             answer => self.is_bound(doing, answer).map(|()| true),
         }
+    }
+
+    /// As [`bound`](Self::bound), for work on a stream that goes where its handle says, whatever is current: all but the
+    /// driver's own do. Threads that forgot are refused all the same; one that was seen bound is not asked about again, and
+    /// should another library have bound it elsewhere since, the driver's refusal is looked into by
+    /// [`still_bound`](Self::still_bound).
+    #[inline]
+    pub(crate) fn bound_for(&self, stream: u64, doing: &'static str) -> Result<()> {
+        if self.host.was_current() && !is_the_drivers(stream) {
+            return Ok(self.latch.sound(|| doing.to_owned())?);
+        }
+        self.bound(doing)
+    }
+
+    /// After a refusal of what [`bound_for`](Self::bound_for) let pass: an error where the reason is that the thread has
+    /// another context by now, or none, or that this one is gone.
+    #[cold]
+    pub(crate) fn still_bound(&self, refusal: DriverError, doing: &'static str) -> Result<()> {
+        if matches!(refusal.status, CUDA_ERROR_INVALID_CONTEXT | CUDA_ERROR_INVALID_HANDLE) {
+            return self.is_bound(doing, self.host.current_context());
+        }
+        Ok(())
     }
 
     fn is_bound(&self, doing: &'static str, current: Result<CUcontext, DriverError>) -> Result<()> {

@@ -45,6 +45,7 @@ impl Book {
 
     /// Takes an address off before the driver frees it, under the caller's line. `None` where no ledger is kept, and so
     /// nothing is known of any address.
+    #[inline]
     #[track_caller]
     pub(crate) fn forget(&self, addr: u64, kind: AllocKind) -> Result<Option<AllocRecord>, ForgetError> {
         if !KEEPS_LEDGER {

@@ -122,7 +122,7 @@ impl MetraleCudaBackend {
         let site = Location::caller();
         self.bound(WHAT)?;
         let entry = self.events().doom(event, site, WHAT)?;
-        self.end_doomed(entry).doing(|| format!("destroying event {event:#x}"))
+        self.end_doomed(&entry).doing(|| format!("destroying event {event:#x}"))
     }
 }
 

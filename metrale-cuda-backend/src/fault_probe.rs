@@ -88,6 +88,7 @@ impl FaultLatch {
 
     /// Why the context is lost, or `None` while nothing is known of it. One atomic load.
     #[must_use]
+    #[inline]
     pub fn reason(&self) -> Option<&FaultReason> {
         self.first.get()
     }
@@ -108,6 +109,7 @@ impl FaultLatch {
     }
 
     /// Refuses to go on where the context is lost.
+    #[inline]
     pub(crate) fn sound(&self, doing: impl FnOnce() -> String) -> Result<(), ContextLost> {
         match self.reason() {
             None => Ok(()),

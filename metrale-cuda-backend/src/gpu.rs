@@ -71,7 +71,10 @@ pub struct GraphHandle(pub u64);
 /// A backend is `Send + Sync`. The driver keeps one current context a thread: the thread that built the backend is
 /// bound, any other calls [`bind_to_thread`](Self::bind_to_thread) once. A thread that forgot gets
 /// [`NotBound`](crate::NotBound) and nothing is done; without that check its work could land on another GPU. (Only a free
-/// does as well with another GPU bound: the address says whose memory it is.)
+/// does as well with another GPU bound: the address says whose memory it is.) Launches and replays on streams other than the
+/// driver's own go where the stream is, whatever is bound. So for them a thread that was seen bound is not asked about again:
+/// where another library has changed its context since, the driver does the work on the stream, or refuses and the answer is
+/// [`NotBound`](crate::NotBound).
 ///
 /// # Streams and events
 /// Streams are raw driver handles; 0 is the legacy default stream. [`stream`](Self::stream) is the backend's own; it and

@@ -11,13 +11,14 @@
 //!                       └──────> held by calls under way ──> the last to leave destroys it
 //! ```
 //!
-//! The lock is held for a look-up, never over a call of the driver.
+//! The lock is held for a look-up, never over a call of the driver. A thread finds the handles that it used last without it,
+//! so a call on them costs the two counts of its entry's users.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use metrale_driver_sys::{CU_STREAM_PER_THREAD, DriverError, is_sticky};
 use metrale_registry::is_teardown_noop;
@@ -28,6 +29,8 @@ use crate::call::ask;
 use crate::error::BadArgument;
 use crate::graveyard::Graveyard;
 use crate::handle_map::HandleMap;
+use crate::numbers;
+use crate::recent::Recent;
 
 type Site = &'static Location<'static>;
 
@@ -63,11 +66,59 @@ enum Owner {
 pub(crate) struct Entry {
     kind: Kind,
     raw: u64,
+    /// The number of the table that it is, or was, in.
+    table: u64,
     owner: Owner,
     /// Where it was made or adopted.
     site: Site,
-    /// Set when it is taken off to be destroyed. An entry that goes in another way leaves its handle alone.
-    doomed: AtomicBool,
+    /// Calls that have it, and how it left its table, where it did.
+    users: AtomicUsize,
+}
+
+/// Taken off to be destroyed by the last user.
+const DOOMED: usize = 1 << (usize::BITS - 1);
+/// Taken off in another way, which leaves the handle alone.
+const GONE: usize = 1 << (usize::BITS - 2);
+
+impl Entry {
+    /// One more user, unless it is out of its table. What came before the last one left it happened before.
+    #[inline]
+    fn enter(&self) -> bool {
+        let mut users = self.users.load(Ordering::Relaxed);
+        while users & (DOOMED | GONE) == 0 {
+            match self.users.compare_exchange_weak(users, users + 1, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(now) => users = now,
+            }
+        }
+        false
+    }
+
+    /// One user less; whether it was the last of a doomed one, which is now the caller's to destroy. Nobody enters that one
+    /// any more, so there is one last user.
+    #[inline]
+    fn leave(&self) -> bool {
+        self.users.fetch_sub(1, Ordering::AcqRel) == DOOMED + 1
+    }
+
+    /// Dooms it on behalf of one more user.
+    fn doom(&self) {
+        self.users.fetch_add(DOOMED + 1, Ordering::AcqRel);
+    }
+
+    /// Makes it unknown for good, unless somebody uses it.
+    fn retire(&self) -> bool {
+        self.users.compare_exchange(0, GONE, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    fn is_doomed(&self) -> bool {
+        self.users.load(Ordering::Relaxed) & DOOMED != 0
+    }
+}
+
+thread_local! {
+    /// The handles that this thread used last.
+    static USED: Recent<Entry> = const { Recent::new() };
 }
 
 /// How a handle became unknown.
@@ -87,12 +138,14 @@ struct Known {
 #[derive(Debug)]
 pub(crate) struct Handles {
     kind: Kind,
+    /// What no other table has, nor had.
+    number: u64,
     known: RwLock<Known>,
 }
 
 impl Handles {
     pub(crate) fn new(kind: Kind) -> Self {
-        Self { kind, known: RwLock::default() }
+        Self { kind, number: numbers::next(), known: RwLock::default() }
     }
 
     /// Enters what the driver has just made.
@@ -116,7 +169,7 @@ impl Handles {
     }
 
     fn entry(&self, raw: u64, owner: Owner, site: Site) -> Entry {
-        Entry { kind: self.kind, raw, owner, site, doomed: AtomicBool::new(false) }
+        Entry { kind: self.kind, raw, table: self.number, owner, site, users: AtomicUsize::new(0) }
     }
 
     /// The handles that are known now, in their order.
@@ -126,16 +179,26 @@ impl Handles {
         live
     }
 
-    /// A live handle's entry, which keeps it alive.
+    /// A live handle's entry, entered: it stays alive until it is left.
+    #[inline]
     fn hold(&self, raw: u64, doing: &'static str) -> Result<Arc<Entry>, BadArgument> {
+        let is_it = |entry: &Arc<Entry>| entry.raw == raw && entry.table == self.number && entry.enter();
+        match USED.try_with(|used| used.take(raw)).ok().flatten().filter(is_it) {
+            Some(entry) => Ok(entry),
+            None => self.look_up(raw, doing),
+        }
+    }
+
+    fn look_up(&self, raw: u64, doing: &'static str) -> Result<Arc<Entry>, BadArgument> {
         let known = self.known.read();
-        match known.live.get(&raw) {
+        // None leaves the table but with its lock held.
+        match known.live.get(&raw).filter(|entry| entry.enter()) {
             Some(entry) => Ok(Arc::clone(entry)),
             None => Err(self.unknown(&known, raw, doing)),
         }
     }
 
-    /// Takes a handle off to be destroyed by its last user.
+    /// Takes a handle off to be destroyed by its last user: perhaps the caller, who has it entered.
     pub(crate) fn doom(&self, raw: u64, site: Site, doing: &'static str) -> Result<Arc<Entry>, BadArgument> {
         let kind = self.kind;
         let mut known = self.known.write();
@@ -149,8 +212,7 @@ impl Handles {
         let entry = Arc::clone(entry);
         known.live.remove(&raw);
         known.ended.bury(raw, End::Destroyed(site));
-        // Seen by the last user, whoever that is: giving up an `Arc` orders what was done before.
-        entry.doomed.store(true, Ordering::Relaxed);
+        entry.doom();
         Ok(entry)
     }
 
@@ -163,8 +225,7 @@ impl Handles {
         };
         let mut known = self.known.write();
         let Some(entry) = known.live.get(&raw) else { return Err(self.unknown(&known, raw, doing)) };
-        // The table's own is one; others only come through the lock that is held here.
-        if Arc::strong_count(entry) > 1 {
+        if !entry.retire() {
             return Err(BadArgument::new(format!(
                 "{doing}: a call on another thread is using {kind} {raw:#x} right now; try again when it has returned"
             )));
@@ -175,9 +236,9 @@ impl Handles {
     }
 
     /// Takes off all that are left, and returns those that are the backend's to destroy, in the order of their handles.
-    fn drain(&self) -> Vec<Entry> {
+    fn drain(&self) -> Vec<Arc<Entry>> {
         let live = std::mem::take(&mut self.known.write().live);
-        let mut left: Vec<_> = live.into_values().filter_map(Arc::into_inner).collect();
+        let mut left: Vec<_> = live.into_values().filter(|entry| entry.retire()).collect();
         left.retain(|entry| entry.owner == Owner::Backend);
         left.sort_unstable_by_key(|entry| entry.raw);
         left
@@ -210,19 +271,18 @@ pub(crate) struct Held<'backend> {
 impl Held<'_> {
     /// Whether it is to be destroyed when the last holder leaves.
     pub(crate) fn is_doomed(&self) -> bool {
-        self.entry.as_ref().is_some_and(|entry| entry.doomed.load(Ordering::Relaxed))
+        self.entry.as_ref().is_some_and(|entry| entry.is_doomed())
     }
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        // Of all who give up an entry, exactly one is the last.
-        if let Some(entry) = self.entry.take().and_then(Arc::into_inner)
-            && entry.doomed.load(Ordering::Relaxed)
-            && let Err(error) = self.backend.end_handle(&entry)
-        {
-            let Entry { kind, raw, site, .. } = entry;
-            tracing::error!("{kind} {raw:#x}, made at {site}, could not be destroyed: {error}");
+        let Some(entry) = self.entry.take() else { return };
+        if entry.leave() {
+            self.backend.end_left(&entry);
+        } else {
+            // A thread that is ending remembers nothing.
+            let _ = USED.try_with(|used| used.keep(entry.raw, entry));
         }
     }
 }
@@ -244,10 +304,16 @@ impl MetraleCudaBackend {
     }
 
     /// Has a handle that is unknown by now destroyed: now, or by the call on another thread that is still using it.
-    pub(crate) fn end_doomed(&self, entry: Arc<Entry>) -> Result<(), DriverError> {
-        match Arc::into_inner(entry) {
-            Some(entry) => self.end_handle(&entry),
-            None => Ok(()),
+    pub(crate) fn end_doomed(&self, entry: &Entry) -> Result<(), DriverError> {
+        if entry.leave() { self.end_handle(entry) } else { Ok(()) }
+    }
+
+    /// Has a handle destroyed that was doomed while a call used it.
+    #[cold]
+    fn end_left(&self, entry: &Entry) {
+        if let Err(error) = self.end_handle(entry) {
+            let &Entry { kind, raw, site, .. } = entry;
+            tracing::error!("{kind} {raw:#x}, made at {site}, could not be destroyed: {error}");
         }
     }
 
@@ -331,7 +397,7 @@ impl MetraleCudaBackend {
                     return;
                 }
                 Err(error) => {
-                    let &Entry { kind, raw, site, .. } = entry;
+                    let Entry { kind, raw, site, .. } = **entry;
                     tracing::error!("{kind} {raw:#x}, made at {site}, could not be destroyed: {error}");
                 }
             }
@@ -345,7 +411,7 @@ pub(crate) const fn is_the_drivers(stream: u64) -> bool {
 }
 
 /// `2 streams and 1 event`.
-struct Counted<'a>(&'a [Entry]);
+struct Counted<'a>(&'a [Arc<Entry>]);
 
 impl fmt::Display for Counted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -362,12 +428,13 @@ impl fmt::Display for Counted<'_> {
 }
 
 /// The creation sites, most handles first.
-struct Sites<'a>(&'a [Entry]);
+struct Sites<'a>(&'a [Arc<Entry>]);
 
 impl fmt::Display for Sites<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut counts: BTreeMap<(&str, u32, u32), usize> = BTreeMap::new();
-        for Entry { site, .. } in self.0 {
+        for entry in self.0 {
+            let site = entry.site;
             *counts.entry((site.file(), site.line(), site.column())).or_default() += 1;
         }
         let mut rows: Vec<_> = counts.into_iter().collect();

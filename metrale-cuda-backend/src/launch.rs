@@ -15,10 +15,11 @@ use parking_lot::RwLock;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::failed;
-use crate::error::BadArgument;
 use crate::gpu::{DevicePtr, GpuBackend, KernelHandle};
 use crate::graph::Uses;
 use crate::handle_map::HandleMap;
+use crate::numbers;
+use crate::recent::Recent;
 use crate::signature::{Signature, Signatures};
 use crate::timing::TimingSpan;
 
@@ -54,8 +55,11 @@ fn extent([x, y, z]: [u32; 3]) -> String {
     format!("{x}x{y}x{z}")
 }
 
-/// What is kept beside a kernel's handle.
+/// What is kept beside a kernel's handle; it never changes, and goes with the backend.
 struct Known {
+    handle: u64,
+    /// The number of the table that it is in.
+    table: u64,
     /// `module::function`, for errors and traces.
     name: Arc<str>,
     /// Where the audit learns that it was launched.
@@ -67,12 +71,40 @@ struct Known {
 }
 
 /// The kernels this backend has looked up, by handle.
-#[derive(Default)]
 pub(crate) struct Kernels {
-    known: RwLock<HandleMap<Known>>,
+    /// What no other table has, nor had.
+    number: u64,
+    known: RwLock<HandleMap<Arc<Known>>>,
+}
+
+impl Default for Kernels {
+    fn default() -> Self {
+        Self { number: numbers::next(), known: RwLock::default() }
+    }
+}
+
+thread_local! {
+    /// The kernels that this thread launched last.
+    static KERNELS: Recent<Known> = const { Recent::new() };
 }
 
 impl Kernels {
+    /// What is known of a kernel that is to be launched: found among those that this thread launched last, if
+    /// [`keep`](Self::keep) was told so.
+    #[inline]
+    fn of(&self, handle: u64) -> Option<Arc<Known>> {
+        let is_it = |known: &Arc<Known>| known.handle == handle && known.table == self.number;
+        let recent = KERNELS.try_with(|recent| recent.take(handle)).ok().flatten().filter(is_it);
+        recent.or_else(|| self.known.read().get(&handle).cloned())
+    }
+
+    /// Remembers a kernel among those that this thread launched last.
+    #[inline]
+    fn keep(known: Arc<Known>) {
+        // A thread that is ending remembers nothing.
+        let _ = KERNELS.try_with(|recent| recent.keep(known.handle, known));
+    }
+
     /// Whether a kernel was looked up before.
     fn knows(&self, handle: u64) -> bool {
         self.known.read().contains_key(&handle)
@@ -83,31 +115,13 @@ impl Kernels {
         let usage = run_metrics::process().audit().usage(module, function);
         let name = format!("{module}::{function}").into();
         let signature = signatures.of(module, function);
-        self.known.write().insert(handle, Known { name, usage, signature, n_tile });
+        let known = Known { handle, table: self.number, name, usage, signature, n_tile };
+        self.known.write().insert(handle, Arc::new(known));
     }
 
     /// The tile width that a kernel publishes.
     pub(crate) fn n_tile(&self, handle: u64) -> Option<u32> {
         self.known.read().get(&handle)?.n_tile
-    }
-
-    /// Holds the arguments of a launch to what the kernel takes, where that is known.
-    fn check(
-        &self,
-        handle: u64,
-        check: impl FnOnce(&Signature, &str) -> Result<(), BadArgument>,
-    ) -> Result<(), BadArgument> {
-        match self.known.read().get(&handle) {
-            Some(Known { name, signature: Some(signature), .. }) => check(signature, name),
-            _ => Ok(()),
-        }
-    }
-
-    /// Tells the audit of a launch.
-    fn launched(&self, handle: u64) {
-        if let Some(kernel) = self.known.read().get(&handle) {
-            kernel.usage.mark_launched();
-        }
     }
 
     fn name(&self, handle: u64) -> Arc<str> {
@@ -183,7 +197,10 @@ impl MetraleCudaBackend {
         params: &mut [*mut c_void],
     ) -> Result<()> {
         let args = params.len();
-        self.kernels().check(kernel.0, |signature, name| signature.check_count(name, args))?;
+        let known = self.kernels().of(kernel.0);
+        if let Some(Known { name, signature: Some(signature), .. }) = known.as_deref() {
+            signature.check_count(name, args)?;
+        }
         run_metrics::process().trace().record(|| {
             Launch::new(LaunchKind::Kernel, self.kernels().name(kernel.0))
                 .grid(grid)
@@ -193,7 +210,9 @@ impl MetraleCudaBackend {
         });
         let uses = if args == 0 { Uses::Memory(&[]) } else { Uses::Unknown };
         // SAFETY: the caller's promise.
-        unsafe { self.launch_untraced(kernel, Shape { grid, block, shared_bytes, stream }, params, uses) }
+        unsafe {
+            self.launch_untraced(kernel, known, Shape { grid, block, shared_bytes, stream }, params, uses)
+        }
     }
 
     /// See [`GpuBackend::launch_typed`].
@@ -202,8 +221,10 @@ impl MetraleCudaBackend {
     /// As there.
     pub unsafe fn launch_typed(&self, launch: &mut KernelLaunch, stream: u64) -> Result<()> {
         let &mut KernelLaunch { kernel, grid, block, shared_bytes, ref mut arguments, ref touched } = launch;
-        let sizes = arguments.iter().map(Argument::bytes);
-        self.kernels().check(kernel.0, |signature, name| signature.check(name, sizes))?;
+        let known = self.kernels().of(kernel.0);
+        if let Some(Known { name, signature: Some(signature), .. }) = known.as_deref() {
+            signature.check(name, arguments.iter().map(Argument::bytes))?;
+        }
         run_metrics::process().trace().record(|| {
             Launch::new(LaunchKind::Kernel, self.kernels().name(kernel.0))
                 .grid(grid)
@@ -230,23 +251,26 @@ impl MetraleCudaBackend {
             &mut few[..count]
         };
         // SAFETY: one pointer an argument, each to a value of that argument's type; the caller promises the rest.
-        unsafe { self.launch_untraced(kernel, Shape { grid, block, shared_bytes, stream }, params, uses) }
+        unsafe {
+            self.launch_untraced(kernel, known, Shape { grid, block, shared_bytes, stream }, params, uses)
+        }
     }
 
-    /// Launches without a line in the trace.
+    /// Launches without a line in the trace; `known` is what is known of the kernel.
     ///
     /// # Safety
     /// As for [`GpuBackend::launch`].
     unsafe fn launch_untraced(
         &self,
         kernel: KernelHandle,
+        known: Option<Arc<Known>>,
         shape: Shape,
         params: &mut [*mut c_void],
         uses: Uses<'_>,
     ) -> Result<()> {
         const WHAT: &str = "launching a kernel";
-        self.bound(WHAT)?;
         let Shape { grid, block, shared_bytes, stream } = shape;
+        self.bound_for(stream, WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
         self.not_beside_capture(stream, WHAT)?;
         // SAFETY: the stream is held.
@@ -263,12 +287,16 @@ impl MetraleCudaBackend {
                 let after = || format!("the launch of {}", self.kernels().name(kernel.0));
                 // SAFETY: the stream is held.
                 unsafe { self.probe(driver, stream, after) };
+                self.still_bound(driver, WHAT)?;
             }
             return Err(launch_error(error));
         }
         self.submitted(stream, WHAT, Ok(()), uses);
         drop(span);
-        self.kernels().launched(kernel.0);
+        if let Some(known) = known {
+            known.usage.mark_launched();
+            Kernels::keep(known);
+        }
         if self.config().debug_sync_kernels {
             // SAFETY: the stream is held.
             unsafe { self.find_fault(kernel, shape) }
@@ -520,7 +548,7 @@ impl KernelLaunch {
     /// Launches in the order of `stream`, as [`GpuBackend::launch`]. May be done again: the arguments stay.
     ///
     /// # Errors
-    /// As [`GpuBackend::launch`]; [`BadArgument`] where the kernel's image says that it takes other arguments, in number
+    /// As [`GpuBackend::launch`]; [`BadArgument`](crate::BadArgument) where the kernel's image says that it takes other arguments, in number
     /// or size.
     ///
     /// # Safety

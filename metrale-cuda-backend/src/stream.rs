@@ -70,7 +70,7 @@ impl MetraleCudaBackend {
         self.uncaptured(stream, WHAT, || ())?;
         self.outgrow_stream(stream);
         let entry = self.uncaptured(stream, WHAT, || self.streams().doom(stream, site, WHAT))??;
-        self.end_doomed(entry).doing(|| format!("destroying stream {stream:#x}"))
+        self.end_doomed(&entry).doing(|| format!("destroying stream {stream:#x}"))
     }
 
     /// See [`GpuBackend::synchronize_stream`](crate::GpuBackend::synchronize_stream).

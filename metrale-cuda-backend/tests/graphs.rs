@@ -961,6 +961,36 @@ fn a_lost_context_says_so_once_for_all_graphs() {
 }
 
 #[test]
+fn a_thread_tells_equal_handles_of_two_drivers_apart() {
+    for round in 0..3_u8 {
+        let sides = [0, 1].map(|side| {
+            let backend = backend(common::sim());
+            let at = backend.alloc(1).unwrap();
+            let graph = filling(&backend, at, 10 * round + side, 1, "fill");
+            (backend, at, graph)
+        });
+        assert_eq!(sides[0].2, sides[1].2, "the software driver's handles are no addresses");
+        for _ in 0..2 {
+            for (side, (backend, at, graph)) in sides.iter().enumerate() {
+                backend.bind_to_thread().unwrap();
+                backend.memset(*at, 255, 1).unwrap();
+                replay(backend, *graph);
+                assert_eq!(byte(backend, *at), 10 * round + side as u8);
+            }
+        }
+        let (backend, at, graph) = &sides[0];
+        backend.bind_to_thread().unwrap();
+        backend.destroy_graph(*graph).unwrap();
+        let error = backend.launch_graph(*graph, backend.stream()).unwrap_err();
+        assert!(error.to_string().contains("destroyed before"), "{error}");
+        backend.free(*at).unwrap();
+        let (backend, _, graph) = &sides[1];
+        backend.bind_to_thread().unwrap();
+        replay(backend, *graph);
+    }
+}
+
+#[test]
 fn threads_launch_destroy_and_free_at_once() {
     let backend = backend(sim());
     thread::scope(|scope| {

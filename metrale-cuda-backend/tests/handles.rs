@@ -278,6 +278,34 @@ on_both_drivers! {
 
 /// The driver is never shown a handle that is refused: on hardware that would be the end.
 #[test]
+fn a_thread_tells_equal_handles_of_two_backends_apart() {
+    let driver = common::sim();
+    let [first, second] = [0, 1].map(|_| backend(driver.clone()));
+    let stream = first.create_stream().unwrap();
+    first.synchronize_stream(stream).unwrap();
+    let error = second.synchronize_stream(stream).unwrap_err();
+    assert!(error.to_string().contains("is no stream of this backend"), "{error}");
+    // SAFETY: the first backend keeps it until it is released.
+    unsafe { second.adopt_stream(stream) }.unwrap();
+    for backend in [&first, &second, &first] {
+        backend.synchronize_stream(stream).unwrap();
+    }
+    second.release_stream(stream).unwrap();
+    let error = second.synchronize_stream(stream).unwrap_err();
+    assert!(error.to_string().contains("was released at"), "{error}");
+    // SAFETY: as above.
+    unsafe { second.adopt_stream(stream) }.unwrap();
+    second.synchronize_stream(stream).unwrap();
+    second.release_stream(stream).unwrap();
+    first.synchronize_stream(stream).unwrap();
+    first.destroy_stream(stream).unwrap();
+    let error = first.synchronize_stream(stream).unwrap_err();
+    assert!(error.to_string().contains("was destroyed at"), "{error}");
+    drop((first, second));
+    assert_eq!(Arc::strong_count(&driver), 1, "what a thread used last keeps no driver alive");
+}
+
+#[test]
 fn what_is_refused_never_reaches_the_driver() {
     let driver = Arc::new(sim_with_kernels());
     let trace = Arc::new(TraceDriver::new(driver.clone()));

@@ -8,7 +8,8 @@ use std::thread;
 
 use common::{KERNELS, KIB, MIB, backend, sim_with_kernels};
 use metrale_cuda_backend::{
-    BackendConfig, DriverApi, GpuBackend, KernelLaunch, MetraleCudaBackend, NotBound, Remedy, remedy,
+    BackendConfig, DriverApi, GpuBackend, KernelLaunch, LEGACY_STREAM, MetraleCudaBackend, NotBound, Remedy,
+    remedy,
 };
 use metrale_driver_sim::{Profile, SimDriver, on_both_drivers};
 
@@ -120,6 +121,48 @@ on_both_drivers! {
             });
         });
         backend.free(out).unwrap();
+    }
+
+    a_context_that_another_library_takes_away_is_missed_or_not_needed(driver; sim: sim_with_kernels()) {
+        let foreign = Arc::clone(&driver);
+        let backend = with_kernels(driver);
+        let (launched, replayed) = (backend.alloc(4).unwrap(), backend.alloc(4).unwrap());
+        backend.memset(launched, 0, 4).unwrap();
+        backend.memset(replayed, 0, 4).unwrap();
+        let stream = backend.create_stream().unwrap();
+        let capture = backend.capture(stream).unwrap();
+        backend.memset_async(replayed, 1, 4, stream).unwrap();
+        let graph = capture.end().unwrap();
+        let mut launch = KernelLaunch::new(backend.kernel("kernels", "fill").unwrap()).ptr(launched).u32(7).u32(1);
+        // SAFETY: no memory is passed; 0 leaves the thread without a context.
+        assert_eq!(unsafe { foreign.cuCtxSetCurrent(0) }, 0);
+        let outcomes = [
+            // SAFETY: the arguments are the kernel's parameters; it writes one word.
+            unsafe { launch.on_stream(&backend, stream) },
+            backend.launch_graph(graph, stream),
+        ];
+        for error in outcomes.iter().filter_map(|outcome| outcome.as_ref().err()) {
+            assert!(error.is::<NotBound>(), "{error:#}");
+        }
+        // On a stream that the context decides nothing but the right one will do, and by now it is known to be missing.
+        for stream in [LEGACY_STREAM, stream] {
+            assert!(backend.memset_async(launched, 1, 1, stream).unwrap_err().is::<NotBound>());
+            assert!(backend.launch_graph(graph, stream).unwrap_err().is::<NotBound>());
+        }
+        backend.bind_to_thread().unwrap();
+        backend.synchronize().unwrap();
+        let word = |ptr| {
+            let mut word = [0; 4];
+            backend.copy_d2h(ptr, &mut word).unwrap();
+            u32::from_ne_bytes(word)
+        };
+        let done = outcomes.map(|outcome| outcome.is_ok());
+        assert_eq!([word(launched) == 7, word(replayed) == 0x0101_0101], done);
+        assert_eq!([word(launched) == 0, word(replayed) == 0], done.map(|done| !done), "all of it or nothing");
+        backend.destroy_graph(graph).unwrap();
+        backend.destroy_stream(stream).unwrap();
+        backend.free(launched).unwrap();
+        backend.free(replayed).unwrap();
     }
 
     a_thread_that_forgot_is_told_and_nothing_is_done(driver) {

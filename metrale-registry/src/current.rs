@@ -1,10 +1,27 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The context that is current around a call.
 
+use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
 
 use metrale_driver_sys::{CUcontext, DriverApi, DriverError, ask};
+
+thread_local! {
+    /// The number of the host whose context was the last that the driver told this crate of; 0 for none.
+    static SEEN: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Whether this thread was last seen with that host's context current. Other libraries may have changed it since.
+#[inline]
+pub(crate) fn was_seen(host: u64) -> bool {
+    SEEN.get() == host
+}
+
+/// Notes which host's context the driver said is current on this thread; 0 for none.
+pub(crate) fn see(host: u64) {
+    SEEN.set(host);
+}
 
 /// The context current on the calling thread, 0 where none is.
 pub(crate) fn current_context(driver: &dyn DriverApi) -> Result<CUcontext, DriverError> {
@@ -16,6 +33,7 @@ pub(crate) fn current_context(driver: &dyn DriverApi) -> Result<CUcontext, Drive
 /// Makes a context current on the calling thread; 0 leaves it without one. The context is one that this process retains,
 /// or was current here before, in which case its owner answers for not having destroyed it under the thread.
 pub(crate) fn set_current_context(driver: &dyn DriverApi, context: CUcontext) -> Result<(), DriverError> {
+    see(0);
     // SAFETY: no memory is passed; the context is live, as said above.
     unsafe { ask!(driver, cuCtxSetCurrent(context)) }
 }

@@ -12,6 +12,7 @@
 use core::fmt;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 
 use metrale_driver_sys::{
@@ -20,7 +21,7 @@ use metrale_driver_sys::{
 use parking_lot::{Condvar, Mutex};
 
 use crate::advice::Advised;
-use crate::current::{CurrentContext, current_context, set_current_context};
+use crate::current::{CurrentContext, current_context, see, set_current_context, was_seen};
 use crate::teardown::{Resource, Teardown, TeardownSink};
 use crate::{DeviceFacts, VisibleDevices};
 
@@ -132,6 +133,8 @@ impl fmt::Display for DevicesSeen {
 /// # Ok::<(), metrale_registry::HostError>(())
 /// ```
 pub struct CudaHost {
+    /// What no other host of the process has, nor had.
+    number: u64,
     driver: Arc<dyn DriverApi>,
     key: Key,
     facts: DeviceFacts,
@@ -196,7 +199,9 @@ impl CudaHost {
     /// # Errors
     /// The driver's status.
     pub fn bind_to_thread(&self) -> Result<(), DriverError> {
-        set_current_context(self.driver(), self.context)
+        set_current_context(self.driver(), self.context)?;
+        see(self.number);
+        Ok(())
     }
 
     /// The driver behind the context.
@@ -267,7 +272,18 @@ impl CudaHost {
     /// # Errors
     /// The driver's status.
     pub fn current_context(&self) -> Result<CUcontext, DriverError> {
-        current_context(self.driver())
+        let current = current_context(self.driver())?;
+        see(if current == self.context { self.number } else { 0 });
+        Ok(current)
+    }
+
+    /// Whether the context was current on this thread when this crate last heard of it: in
+    /// [`bind_to_thread`](Self::bind_to_thread) or [`current_context`](Self::current_context), with none made current through this crate since.
+    /// The driver is not asked: what another library made current since is not seen.
+    #[inline]
+    #[must_use]
+    pub fn was_current(&self) -> bool {
+        was_seen(self.number)
     }
 
     /// Makes the context current on this thread until the guard goes, and then what was before. Does not block; allowed
@@ -288,7 +304,9 @@ impl CudaHost {
             .map_err(|error| HostError::Context { ordinal, error })?;
         match make_stream(&*driver, context) {
             Ok(stream) => {
-                Ok(Self { driver, key, facts, context, stream, sink: Mutex::new(None), torn_down: false })
+                let number = HOSTS.made.fetch_add(1, Ordering::Relaxed) + 1;
+                let sink = Mutex::new(None);
+                Ok(Self { number, driver, key, facts, context, stream, sink, torn_down: false })
             }
             Err(error) => {
                 let mut teardown = Teardown::new(ordinal);
@@ -374,11 +392,13 @@ struct Hosts {
     slots: Mutex<HashMap<Key, Slot>>,
     /// A slot was filled or emptied.
     changed: Condvar,
+    /// Hosts ever made.
+    made: AtomicU64,
 }
 
 /// The hosts of this process.
 static HOSTS: LazyLock<Hosts> =
-    LazyLock::new(|| Hosts { slots: Mutex::new(HashMap::new()), changed: Condvar::new() });
+    LazyLock::new(|| Hosts { slots: Mutex::default(), changed: Condvar::new(), made: AtomicU64::new(0) });
 
 /// The right to a slot: filled with a host, or emptied when dropped, be it by an error or a panic.
 struct Claim(Key);

@@ -62,14 +62,18 @@ on_both_drivers! { the_facts_are_the_devices(driver) {
 on_both_drivers! { a_guard_makes_the_context_current_and_puts_back_what_was(driver) {
     let host = CudaHost::acquire(driver, 0).unwrap();
     assert_eq!(host.current_context(), Ok(host.context()));
+    assert!(host.was_current());
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            assert!(!host.was_current());
             assert_eq!(host.current_context(), Ok(0));
             {
                 let _outer = host.enter().unwrap();
                 drop(host.enter().unwrap());
                 assert_eq!(host.current_context(), Ok(host.context()), "the inner guard changed nothing");
+                assert!(host.was_current());
             }
+            assert!(!host.was_current(), "the guard put back what was");
             assert_eq!(host.current_context(), Ok(0));
         });
     });

@@ -2,6 +2,7 @@
 //! Instantiated graphs: making, launching, updating, destroying.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use anyhow::{Error, Result};
 use metrale_driver_sys::{
@@ -25,6 +26,8 @@ use crate::graph::room::{Graph, GraphState};
 use crate::graph::update::GraphUpdate;
 use crate::memory::Cost;
 use crate::parts::KEEPS_LEDGER;
+
+const LAUNCHING: &str = "launching a graph";
 
 impl MetraleCudaBackend {
     /// Ends a capture and instantiates its graph. The template goes on every path.
@@ -52,9 +55,11 @@ impl MetraleCudaBackend {
                 handle,
                 name,
                 owner: self.seat().owner,
-                host: Arc::clone(self.host()),
+                room: self.seat().room.number(),
+                device: self.seat().device,
+                host: Arc::downgrade(self.host()),
+                alive: AtomicBool::new(true),
                 state: Mutex::new(GraphState {
-                    alive: true,
                     id: recorded.id,
                     captured_at: recorded.captured_at,
                     nodes,
@@ -74,37 +79,50 @@ impl MetraleCudaBackend {
 
     /// See [`GpuBackend::launch_graph`](crate::GpuBackend::launch_graph).
     pub fn launch_graph(&self, graph: GraphHandle, stream: u64) -> Result<()> {
-        const WHAT: &str = "launching a graph";
         const ADVICE: &str =
             "the driver takes no graph into a capture; launch it before or after, or capture its work again";
-        self.bound(WHAT)?;
-        let _held = self.hold_stream(stream, WHAT)?;
-        self.outside_capture(Reach::Stream(stream), WHAT, ADVICE)?;
-        self.not_beside_capture(stream, WHAT)?;
-        let entry = self.known_graph(graph, WHAT)?;
+        self.bound_for(stream, LAUNCHING)?;
+        let _held = self.hold_stream(stream, LAUNCHING)?;
+        self.outside_capture(Reach::Stream(stream), LAUNCHING, ADVICE)?;
+        self.not_beside_capture(stream, LAUNCHING)?;
+        // SAFETY: the stream is held.
+        let launched = self.seat().with_graph(graph, |entry| unsafe { self.launch_known(entry, stream) });
+        launched.unwrap_or_else(|| Err(self.no_graph(graph, LAUNCHING)))
+    }
+
+    /// Launches a graph that was found.
+    ///
+    /// # Safety
+    /// The stream stays alive over the call.
+    #[inline]
+    unsafe fn launch_known(&self, entry: &Graph, stream: u64) -> Result<()> {
         run_metrics::process().trace().record(|| Launch::new(LaunchKind::Graph, Arc::clone(&entry.name)));
         let after = || format!("the launch of graph {:?}", entry.name);
-        {
-            let state = entry.state.lock();
-            if !state.alive {
-                return Err(self.no_graph(graph, WHAT));
+        let status = {
+            let _alone = entry.state.lock();
+            if !entry.is_alive() {
+                return Err(self.no_graph(entry.handle, LAUNCHING));
             }
             // Not `ask!`: the probe latches a fault with what is known of it.
-            // SAFETY: no memory is passed; the graph is alive and nobody else is at it while the lock is held; so is the
-            // stream.
-            let status = unsafe { self.driver().cuGraphLaunch(graph.0, stream) };
-            drop(state);
-            check(DriverFn::cuGraphLaunch, status).map_err(|driver| {
-                // SAFETY: the stream is held.
-                unsafe { self.probe(driver, stream, after) };
-                failed(driver, format!("launching graph {:?} on stream {stream:#x}", entry.name), None)
-            })?;
+            // SAFETY: no memory is passed; the graph is alive and nobody else is at it while the lock is held; the stream is
+            // alive, as the caller promises.
+            unsafe { self.driver().cuGraphLaunch(entry.handle.0, stream) }
+        };
+        if let Err(driver) = check(DriverFn::cuGraphLaunch, status) {
+            // SAFETY: the caller's promise.
+            unsafe { self.probe(driver, stream, after) };
+            self.still_bound(driver, LAUNCHING)?;
+            return Err(failed(
+                driver,
+                format!("launching graph {:?} on stream {stream:#x}", entry.name),
+                None,
+            ));
         }
         run_metrics::process().counters().count(Counter::GraphReplays);
         if !self.config().debug_sync_kernels {
             return Ok(());
         }
-        // SAFETY: the stream is held.
+        // SAFETY: the caller's promise.
         unsafe { self.debug_wait(stream) }.map_err(|driver| {
             let name = Arc::clone(&entry.name);
             if is_sticky(driver.status) {
@@ -131,7 +149,7 @@ impl MetraleCudaBackend {
             || format!("updating graph {:?} with the capture begun at {}", entry.name, recorded.captured_at);
         let nodes_now = self.count_nodes(recorded.template).doing(doing)?;
         let mut state = entry.state.lock();
-        if !state.alive {
+        if !entry.is_alive() {
             return Err(self.no_graph(graph, WHAT));
         }
         let mut info = CUgraphExecUpdateResultInfo::default();
@@ -175,7 +193,7 @@ impl MetraleCudaBackend {
         const WHAT: &str = "pinning memory for a graph";
         let entry = self.known_graph(graph, WHAT)?;
         let state = entry.state.lock();
-        if !state.alive {
+        if !entry.is_alive() {
             return Err(self.no_graph(graph, WHAT));
         }
         self.seat().room.with(|room| {
@@ -204,13 +222,13 @@ impl MetraleCudaBackend {
     /// Destroys a graph that is out of the table already; `there` is false where its context is gone. Where the driver
     /// refuses, the graph is as alive as before.
     fn end_graph(&self, graph: &Graph, there: bool, how: &'static str) -> Result<(), DriverError> {
-        let mut state = graph.state.lock();
+        let state = graph.state.lock();
         let answer = if there { self.destroy_exec(graph) } else { Ok(()) };
         match answer {
             Err(error) if !is_teardown_noop(error.status) => Err(error),
             // Done, or the context took it along.
             _ => {
-                self.bury(graph, &mut state, how);
+                self.bury(graph, &state, how);
                 Ok(())
             }
         }
@@ -219,20 +237,25 @@ impl MetraleCudaBackend {
     /// The driver's destruction, alone. The graph's lock is held.
     fn destroy_exec(&self, graph: &Graph) -> Result<(), DriverError> {
         // One of another device may use memory of this one, which goes.
-        let elsewhere = graph.host.ordinal() != self.seat().device;
-        let _current = elsewhere.then(|| graph.host.enter()).transpose()?;
+        let elsewhere = graph.device != self.seat().device;
+        let host = graph.host.upgrade().filter(|_| elsewhere);
+        if elsewhere && host.is_none() {
+            // Its context went, and took it along.
+            return Ok(());
+        }
+        let _current = host.as_ref().map(|host| host.enter()).transpose()?;
         // SAFETY: no memory is passed; the graph is alive, and nobody else is at it while its lock is held.
         unsafe { ask!(self.driver(), cuGraphExecDestroy(graph.handle.0)) }
     }
 
     /// A graph that is out of the table is no more: lets its memory go and remembers how it ended.
     fn lay_to_rest(&self, graph: &Graph, how: &'static str) {
-        self.bury(graph, &mut graph.state.lock(), how);
+        self.bury(graph, &graph.state.lock(), how);
     }
 
     /// As [`lay_to_rest`](Self::lay_to_rest), with the graph's lock held: it comes before the room's, everywhere.
-    fn bury(&self, graph: &Graph, state: &mut GraphState, how: &'static str) {
-        state.alive = false;
+    fn bury(&self, graph: &Graph, state: &GraphState, how: &'static str) {
+        graph.alive.store(false, Relaxed);
         self.seat().room.with(|room| {
             room.pins.release(state.id);
             room.remember(graph, how);

@@ -220,6 +220,7 @@ impl MetraleCudaBackend {
     }
 
     /// Refuses a free of memory that a graph or capture uses. As long as the answer lives, no capture comes to use it.
+    #[inline]
     pub(crate) fn unpinned(
         &self,
         addr: u64,
@@ -240,13 +241,14 @@ impl MetraleCudaBackend {
         self.unpinned_as(Pin::of_part(addr), call, site)
     }
 
+    #[inline]
     fn unpinned_as(
         &self,
         pin: Pin,
         call: &'static str,
         site: &'static Location<'static>,
     ) -> Result<Unpinned<'_>, PinnedByGraph> {
-        let lock = self.seat().room.lock_pins();
+        let lock = self.seat().room.lock_pins(pin);
         if let Some(state) = &lock
             && let Some((allocation, holders)) = state.pins.holders(pin)
         {

@@ -20,6 +20,7 @@ mod info;
 mod pins;
 mod refusal;
 mod room;
+mod sieve;
 mod update;
 
 pub use guard::CaptureGuard;

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::Location;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::thread;
 
@@ -15,7 +15,10 @@ use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::gpu::GraphHandle;
 use crate::graph::captures::{Capture, Captures, Reach};
-use crate::graph::pins::Pins;
+use crate::graph::pins::{Pin, Pins};
+use crate::graph::sieve::Sieve;
+use crate::numbers;
+use crate::recent::Recent;
 
 /// Graphs that are remembered after their end.
 const REMEMBERED: usize = 64;
@@ -27,15 +30,28 @@ pub(crate) struct Graph {
     pub(crate) name: Arc<str>,
     /// The number of the backend that made it.
     pub(crate) owner: u64,
+    /// The number of the room it is in.
+    pub(crate) room: u64,
     /// The device it was captured on.
-    pub(crate) host: Arc<CudaHost>,
+    pub(crate) device: usize,
+    /// That device's host, which its backend keeps: the graph itself may be remembered for longer.
+    pub(crate) host: Weak<CudaHost>,
+    /// Changed with the lock held.
+    pub(crate) alive: AtomicBool,
     /// Held over every driver call on the graph: the driver leaves it to its callers to make them one at a time.
     pub(crate) state: Mutex<GraphState>,
 }
 
+impl Graph {
+    /// Whether it has not been destroyed. A caller who goes on to use it holds its lock.
+    #[inline]
+    pub(crate) fn is_alive(&self) -> bool {
+        self.alive.load(Relaxed)
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct GraphState {
-    pub(crate) alive: bool,
     /// The number of the capture whose work it does.
     pub(crate) id: u64,
     pub(crate) captured_at: &'static Location<'static>,
@@ -85,7 +101,7 @@ impl State {
 
     /// A graph of a device.
     pub(crate) fn graph(&self, handle: GraphHandle, device: usize) -> Option<&Arc<Graph>> {
-        self.graphs.get(&handle).filter(|graph| graph.host.ordinal() == device)
+        self.graphs.get(&handle).filter(|graph| graph.device == device)
     }
 
     /// Takes a graph of a device out of the table.
@@ -101,11 +117,12 @@ impl State {
 }
 
 /// The shared state of one driver.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Room {
+    number: u64,
     // Written under the lock; read without it, to see cheaply that there is nothing to look at.
     capturing: AtomicUsize,
-    pinned: AtomicUsize,
+    pinned: Sieve,
     state: Mutex<State>,
     /// Read over copies whose host memory is only borrowed for the call, written where streams come to capture: a copy that
     /// was recorded would read or write that memory at each replay. Taken before the state's lock.
@@ -113,13 +130,28 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Looks at the state, or changes it and publishes its counts before the lock goes.
+    fn new() -> Self {
+        Self {
+            number: numbers::next(),
+            capturing: AtomicUsize::new(0),
+            pinned: Sieve::default(),
+            state: Mutex::default(),
+            borrows: RwLock::default(),
+        }
+    }
+
+    /// Looks at the state, or changes it and publishes what is read without the lock before the lock goes.
     pub(crate) fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state.lock();
         let answer = act(&mut state);
         self.capturing.store(state.captures.len(), Relaxed);
-        self.pinned.store(state.pins.len(), Relaxed);
+        state.pins.publish(&self.pinned);
         answer
+    }
+
+    /// What no other room has, nor had.
+    pub(crate) const fn number(&self) -> u64 {
+        self.number
     }
 
     /// Keeps streams from coming to capture while host memory is lent to a copy.
@@ -139,9 +171,10 @@ impl Room {
         self.capturing.load(Relaxed) != 0
     }
 
-    /// The lock, where something is pinned or could be just now: under it nothing comes to be pinned.
-    pub(crate) fn lock_pins(&self) -> Option<MutexGuard<'_, State>> {
-        (self.pinned.load(Relaxed) != 0 || self.is_capturing()).then(|| self.state.lock())
+    /// The lock, where the pin may be there or something could be pinned just now: under it nothing comes to be pinned.
+    #[inline]
+    pub(crate) fn lock_pins(&self, pin: Pin) -> Option<MutexGuard<'_, State>> {
+        (self.pinned.may_hold(pin.base()) || self.is_capturing()).then(|| self.state.lock())
     }
 }
 
@@ -169,7 +202,7 @@ impl Seat {
         let addr = |driver: *const dyn DriverApi| driver.cast::<()>().addr();
         let known = rooms.iter().find(|(other, _)| addr(other.as_ptr()) == addr(Arc::as_ptr(&driver)));
         let room = known.and_then(|(_, room)| room.upgrade()).unwrap_or_else(|| {
-            let room = Arc::new(Room::default());
+            let room = Arc::new(Room::new());
             rooms.push((Arc::downgrade(&driver), Arc::downgrade(&room)));
             room
         });
@@ -178,10 +211,16 @@ impl Seat {
     }
 
     /// A capture within reach, put into words by `show`.
+    #[inline]
     pub(crate) fn within<T>(&self, reach: Reach, show: impl FnOnce(&Capture) -> T) -> Option<T> {
         if !self.room.is_capturing() {
             return None;
         }
+        self.look_within(reach, show)
+    }
+
+    #[cold]
+    fn look_within<T>(&self, reach: Reach, show: impl FnOnce(&Capture) -> T) -> Option<T> {
         let me = thread::current().id();
         self.room.with(|state| state.captures.within(reach, self.device, me).map(show))
     }
@@ -190,4 +229,27 @@ impl Seat {
     pub(crate) fn graph(&self, handle: GraphHandle) -> Option<Arc<Graph>> {
         self.room.with(|state| state.graph(handle, self.device).cloned())
     }
+
+    /// Does something with a graph of this backend's device, and remembers it among those that the thread launched last:
+    /// so the next time no lock of the room's and no reference count is needed to find it.
+    #[inline]
+    pub(crate) fn with_graph<T>(&self, handle: GraphHandle, act: impl FnOnce(&Graph) -> T) -> Option<T> {
+        let is_it = |graph: &Arc<Graph>| {
+            graph.handle == handle
+                && graph.room == self.room.number
+                && graph.device == self.device
+                && graph.is_alive()
+        };
+        let recent = LAUNCHED.try_with(|recent| recent.take(handle.0)).ok().flatten().filter(is_it);
+        let graph = recent.or_else(|| self.graph(handle))?;
+        let answer = act(&graph);
+        // A thread that is ending remembers nothing.
+        let _ = LAUNCHED.try_with(|recent| recent.keep(handle.0, graph));
+        Some(answer)
+    }
+}
+
+thread_local! {
+    /// The graphs that this thread launched last.
+    static LAUNCHED: Recent<Graph> = const { Recent::new() };
 }

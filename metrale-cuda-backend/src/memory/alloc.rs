@@ -233,6 +233,7 @@ impl MetraleCudaBackend {
 
     /// Takes an address off the ledger before the driver is asked: the driver may hand it to another thread at once. Not
     /// what a graph uses.
+    #[inline]
     #[track_caller]
     pub(crate) fn forget(
         &self,
@@ -289,6 +290,7 @@ impl MetraleCudaBackend {
     }
 
     /// The driver's free, alone.
+    #[inline]
     pub(crate) fn give_to_driver(&self, addr: u64) -> Result<(), DriverError> {
         // SAFETY: no memory is passed; the driver checks the address.
         unsafe { ask!(self.driver(), cuMemFree_v2(addr)) }

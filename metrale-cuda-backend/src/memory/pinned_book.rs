@@ -6,10 +6,10 @@
 
 use std::collections::HashMap;
 use std::panic::Location;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::graveyard::Graveyard;
 use crate::memory::PinnedPtr;
+use crate::numbers;
 
 /// A free of pinned memory through a handle that is not, or no longer, of live memory of this backend, where the address
 /// tells no more than that. The driver was not asked and nothing was changed.
@@ -51,9 +51,7 @@ pub(crate) struct LivePinned {
 impl LivePinned {
     /// New memory, of a generation that no other has in this process. 0 is of none: it marks foreign memory.
     pub(crate) fn new(bytes: usize, site: &'static Location<'static>) -> Self {
-        static GENERATIONS: AtomicU64 = AtomicU64::new(1);
-        // Only uniqueness counts; the book's lock orders the rest.
-        Self { generation: GENERATIONS.fetch_add(1, Ordering::Relaxed), bytes, site }
+        Self { generation: numbers::next(), bytes, site }
     }
 
     pub(crate) const fn generation(&self) -> u64 {

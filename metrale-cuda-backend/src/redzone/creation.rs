@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 static CREATED: AtomicU64 = AtomicU64::new(0);
 
 /// Counts a call: its creation index, from 0.
+#[inline]
 pub(crate) fn next_index() -> u64 {
     CREATED.fetch_add(1, Ordering::Relaxed)
 }

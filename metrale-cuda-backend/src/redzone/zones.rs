@@ -173,6 +173,7 @@ impl Zones {
     }
 
     /// Counts an `alloc` of `bytes`, and says what it needs. Logs the backtrace that was asked for.
+    #[inline]
     pub(crate) fn plan(&self, bytes: usize, site: &Location<'_>) -> Result<Plan, TooLargeForBands> {
         let index = creation::next_index();
         if self.config.trace_index == Some(index) {

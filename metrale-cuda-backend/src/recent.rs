@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! [`Recent`]: what a thread used last, found again without a lock and without counting a reference.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+/// Places of a thread: so many that the few handles it uses in turn seldom share one.
+const PLACES: usize = 64;
+
+/// The handles that a thread used last. Whoever takes one out asks it whether it is still what it was, and puts it back
+/// after use; a call inside a call finds the place empty and looks its handle up in the table.
+///
+/// What is kept here may outlive the driver's handle, the backend and the driver. So it holds none of them alive.
+pub(crate) struct Recent<T> {
+    places: [Cell<Option<Arc<T>>>; PLACES],
+}
+
+impl<T> Recent<T> {
+    pub(crate) const fn new() -> Self {
+        Self { places: [const { Cell::new(None) }; PLACES] }
+    }
+
+    fn place(&self, handle: u64) -> &Cell<Option<Arc<T>>> {
+        // The top bits of a product by the golden ratio: handles are addresses, at which low bits say little.
+        &self.places[(handle.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize]
+    }
+
+    /// Takes out what was kept last at the handle's place, which may be another handle's.
+    pub(crate) fn take(&self, handle: u64) -> Option<Arc<T>> {
+        self.place(handle).take()
+    }
+
+    /// Keeps what a handle stands for, in the place of what was there.
+    pub(crate) fn keep(&self, handle: u64, what: Arc<T>) {
+        self.place(handle).set(Some(what));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_found_once_and_the_last_one_stays() {
+        let recent = Recent::new();
+        assert_eq!(recent.take(0x5555_0000_1000), None);
+        let kept = Arc::new(1);
+        recent.keep(0x5555_0000_1000, Arc::clone(&kept));
+        recent.keep(0x5555_0000_1000, Arc::new(2));
+        assert_eq!(Arc::strong_count(&kept), 1, "the first one is let go");
+        assert_eq!(recent.take(0x5555_0000_1000).as_deref(), Some(&2));
+        assert_eq!(recent.take(0x5555_0000_1000), None);
+    }
+
+    #[test]
+    fn neighbouring_handles_have_places_of_their_own() {
+        let recent = Recent::new();
+        for step in [1, 256, 0x1_0000] {
+            let handles: Vec<u64> = (0..4).map(|n| 0x5555_0000_0000 + n * step).collect();
+            handles.iter().for_each(|&handle| recent.keep(handle, Arc::new(handle)));
+            let found =
+                handles.iter().filter(|&&handle| recent.take(handle).as_deref() == Some(&handle)).count();
+            assert!(found >= 3, "{found} of 4, step {step}");
+        }
+    }
+}
