@@ -263,23 +263,31 @@ impl Shared {
         question(&mut self.whole().book)
     }
 
-    /// Locks the whole for an everyday operation: who finds the lock taken notes that.
+    /// Locks the whole for an everyday operation, unless the shards are dealt out, if only since a moment ago: then whoever
+    /// waited has no need of the whole. Who finds the lock taken notes that.
     #[inline]
-    fn whole_often(&self) -> MutexGuard<'_, Core> {
-        if let Some(mut core) = self.core.try_lock()
-            && !core.dealt
-        {
-            core.meetings = core.meetings.saturating_sub(1);
-            return core;
+    fn whole_often(&self) -> Option<MutexGuard<'_, Core>> {
+        if self.dealt.load(Relaxed) {
+            return None;
         }
-        self.whole_met()
+        match self.core.try_lock() {
+            Some(core) if core.dealt => None,
+            Some(mut core) => {
+                core.meetings = core.meetings.saturating_sub(1);
+                Some(core)
+            }
+            None => self.whole_met(),
+        }
     }
 
     #[cold]
-    fn whole_met(&self) -> MutexGuard<'_, Core> {
-        let mut core = self.whole();
-        core.meetings += MEETING;
-        core
+    fn whole_met(&self) -> Option<MutexGuard<'_, Core>> {
+        let (mut core, waited) = self.core.wait();
+        if core.dealt {
+            return None;
+        }
+        core.meetings = core.meetings.saturating_add(MEETING).saturating_add(waited);
+        Some(core)
     }
 
     /// Publishes what an everyday operation changed, and deals the shards out if threads meet too often.
@@ -545,16 +553,35 @@ impl Shared {
         kind: AllocKind,
         scope: Option<u32>,
     ) -> Recorded {
-        if self.dealt.load(Relaxed)
-            && kind == AllocKind::Device
+        match self.whole_often() {
+            Some(mut core) => {
+                let answer = core.book.record(addr, bytes, site, kind, scope);
+                self.done_often(&mut core);
+                answer
+            }
+            None => self.record_apart(addr, bytes, site, kind, scope),
+        }
+    }
+
+    /// [`record`](Self::record) while the shards are dealt out.
+    #[inline(never)]
+    fn record_apart(
+        &self,
+        addr: u64,
+        bytes: usize,
+        site: &'static Location<'static>,
+        kind: AllocKind,
+        scope: Option<u32>,
+    ) -> Recorded {
+        if kind == AllocKind::Device
             && is_small(addr, bytes)
             && let Some(done) = self.finish(self.record_dealt(addr, bytes, site, scope, Where::Anywhere))
         {
             return done;
         }
-        let mut core = self.whole_often();
+        let mut core = self.whole();
         let answer = core.book.record(addr, bytes, site, kind, scope);
-        self.done_often(&mut core);
+        self.publish(&mut core);
         answer
     }
 
@@ -567,13 +594,12 @@ impl Shared {
         site: &'static Location<'static>,
         scope: Option<u32>,
     ) -> Option<Recorded> {
-        if self.dealt.load(Relaxed) {
+        let Some(mut core) = self.whole_often() else {
             if !is_small(addr, bytes) {
                 return None;
             }
             return self.finish(self.record_dealt(addr, bytes, site, scope, Where::HeldPage));
-        }
-        let mut core = self.whole_often();
+        };
         let done = core.book.record_small(addr, bytes, site, scope, Where::HeldPage)?;
         self.done_often(&mut core);
         Some(done)
@@ -589,18 +615,32 @@ impl Shared {
         done: impl Fn(AllocRecord) -> T,
         otherwise: impl FnOnce(&Self) -> T,
     ) -> T {
-        if self.dealt.load(Relaxed)
-            && let Some(record) = self.finish(self.forget_dealt(addr, freed_at))
-        {
-            return done(record);
+        match self.whole_often() {
+            Some(mut core) => {
+                if let Some(gone) = core.book.forget_small(addr, freed_at) {
+                    self.done_often(&mut core);
+                    return done(core.book.outward(&gone.item, gone.bytes));
+                }
+            }
+            None => {
+                if let Some(record) = self.forget_apart(addr, freed_at) {
+                    return done(record);
+                }
+            }
         }
-        let mut core = self.whole_often();
-        if let Some(gone) = core.book.forget_small(addr, freed_at) {
-            self.done_often(&mut core);
-            return done(core.book.outward(&gone.item, gone.bytes));
-        }
-        drop(core);
         otherwise(self)
+    }
+
+    /// [`forget_small`](Self::forget_small) while the shards are dealt out.
+    #[inline(never)]
+    fn forget_apart(&self, addr: u64, freed_at: &'static Location<'static>) -> Option<AllocRecord> {
+        if let Some(record) = self.finish(self.forget_dealt(addr, freed_at)) {
+            return Some(record);
+        }
+        let mut core = self.whole();
+        let gone = core.book.forget_small(addr, freed_at)?;
+        self.publish(&mut core);
+        Some(core.book.outward(&gone.item, gone.bytes))
     }
 
     pub(crate) fn forget(
