@@ -13,6 +13,9 @@ use crate::{AllocKind, MisuseCounts, SMALL_ALLOC_CHUNK};
 /// Creation indices that a lane draws at once.
 const INDEX_BLOCK: u64 = 64;
 
+/// Changes such as the last that fit in a plentiful part.
+const PLENTY: i128 = 16;
+
 /// A byte total as the API counts them: what no `usize` holds shows as the largest.
 #[inline]
 pub(crate) fn narrow(bytes: i128) -> u64 {
@@ -29,6 +32,16 @@ fn beyond(negative: bool) -> u64 {
 
 fn page_bytes(pages: u64) -> i128 {
     i128::from(pages) * i128::from(SMALL_ALLOC_CHUNK)
+}
+
+/// How far a lane may go up after a change of its thread's, of what is free. A quarter where that is plenty: what is left for
+/// the others is always as much again. Where it is scarce, no more than the change has just left free, which its thread is
+/// the likeliest to want again; whatever it does not want would be missing to another, who then had to close all lanes. So
+/// threads that allocate and free again and again right below the peak soon have what they need each.
+fn grant(free: i128, change: i128) -> i64 {
+    let part = free / 4;
+    let granted = if part >= PLENTY * change.abs().max(1) { part } else { free.min(-change) };
+    granted.clamp(0, i128::from(i64::MAX)) as i64
 }
 
 /// What is summed apart.
@@ -404,17 +417,16 @@ impl Meter {
                     > self.peak_resident)
     }
 
-    /// Opens lane `number` with a part of what is free below the peaks.
-    pub(crate) fn open(&mut self, number: usize, lane: &mut Lane) {
+    /// Opens lane `number` after a change of its thread's, with a part of what is free below the peaks.
+    pub(crate) fn open(&mut self, number: usize, lane: &mut Lane, after: &Change) {
         let free_bytes = self.peak_bytes - self.live_bytes() - self.granted_bytes;
         let free_pages = self.peak_resident / i128::from(SMALL_ALLOC_CHUNK)
             - i128::from(self.pages.device)
             - i128::from(self.granted_pages);
-        // What is left for the others is always as much again, and a lane may free and allocate its own in any case.
         *lane = Lane {
             open: true,
-            may_bytes: (free_bytes / 4).clamp(0, i128::from(i64::MAX)) as i64,
-            may_pages: (free_pages / 4).clamp(0, i128::from(i64::MAX)) as i64,
+            may_bytes: grant(free_bytes, after.bytes),
+            may_pages: grant(free_pages, after.flips.device.into()),
             next_index: self.next_index,
             end_index: self.next_index + INDEX_BLOCK,
             since_look: lane.since_look,

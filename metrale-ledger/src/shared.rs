@@ -398,17 +398,20 @@ impl Shared {
         self.lanes_state.fetch_add(1, SeqCst);
     }
 
-    fn open_lane(&self, core: &mut Core, number: usize) {
+    fn open_lane(&self, core: &mut Core, number: usize, after: &Change) {
         let first = core.book.meter.open_lanes() == 0;
         // Said before anything is counted there.
         self.lanes_state.fetch_add(if first { 1 } else { 2 }, SeqCst);
-        core.book.meter.open(number, &mut self.lanes[number].lock());
+        core.book.meter.open(number, &mut self.lanes[number].lock(), after);
     }
 
     /// Counts a change made in a shard whose lock the caller holds: its index, the peak before it, and whether the whole
     /// is better called back.
     fn count(&self, change: &Change) -> (u64, Option<u64>, bool) {
-        let number = thread_number() as usize % LANES;
+        self.count_in(thread_number() as usize % LANES, change)
+    }
+
+    fn count_in(&self, number: usize, change: &Change) -> (u64, Option<u64>, bool) {
         {
             let mut lane = self.lanes[number].lock();
             if let Some(index) = lane.apply(change) {
@@ -440,7 +443,7 @@ impl Shared {
         let after = core.book.meter.apply(change, false);
         let index = if change.count() > 0 { core.book.meter.draw_index() } else { 0 };
         self.publish(core);
-        self.open_lane(core, number);
+        self.open_lane(core, number, change);
         let restless = core.closings > 256 && core.lane_ops < 16 * core.closings;
         (index, after, restless)
     }
