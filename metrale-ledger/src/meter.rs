@@ -123,13 +123,13 @@ impl Running {
 }
 
 /// Which totals changed beyond those that every change concerns.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct News {
     /// A page was touched for the first time, or left.
     pub(crate) pages: bool,
     /// There is a new peak of live bytes.
     pub(crate) peak: bool,
-    /// Any of them.
+    /// Any of them: this was more than a small allocation.
     pub(crate) all: bool,
 }
 
@@ -184,6 +184,12 @@ impl Meter {
         let index = self.next_index;
         self.next_index += 1;
         index
+    }
+
+    /// The records and frees so far; approximately, where there is more than small allocations.
+    pub(crate) fn operations(&self) -> u64 {
+        // Each record drew an index, and what is no longer live was freed.
+        (2 * self.next_index).wrapping_sub(self.running.live_count)
     }
 
     /// The number of peaks so far.
@@ -393,6 +399,11 @@ impl Meter {
     #[inline]
     pub(crate) fn running(&self) -> &Running {
         &self.running
+    }
+
+    #[inline]
+    pub(crate) fn has_news(&self) -> bool {
+        self.news != News::default()
     }
 
     /// What changed since the last such question, besides live bytes and count, slack and chunk slack.

@@ -51,8 +51,10 @@ const LOOK_ABOUT: u64 = 256;
 pub(crate) struct Core {
     pub(crate) book: Book,
     dealt: bool,
-    /// Rises when threads meet here, falls when one comes alone.
+    /// Rises when threads meet here, falls by the operations in between.
     meetings: u32,
+    /// The operations so far, when threads last met.
+    last_met: u64,
     /// How many times more meetings it takes, since dealing out did not pay the last times.
     patience: u32,
     /// Since the shards were dealt out: operations counted in lanes, and times all lanes had to be closed for a peak.
@@ -150,6 +152,8 @@ pub(crate) struct Shared {
     turn: Apart<Mutex<()>>,
     shards: [Apart<Mutex<Option<Shard>>>; SHARDS],
     lanes: [Apart<Mutex<Lane>>; LANES],
+    /// A scope was opened on this ledger at least once.
+    scoped: AtomicBool,
     /// The lane that last looked about.
     last_to_look: Apart<AtomicU64>,
 }
@@ -169,6 +173,7 @@ impl Shared {
             book: Book::new(tombstones, SHARDS),
             dealt: false,
             meetings: 0,
+            last_met: 0,
             patience: 1,
             lane_ops: 0,
             closings: 0,
@@ -183,6 +188,7 @@ impl Shared {
             turn: Apart(Mutex::new(())),
             shards: from_fn(|_| Apart(Mutex::new(None))),
             lanes: from_fn(|_| Apart(Mutex::new(Lane::default()))),
+            scoped: AtomicBool::new(false),
             last_to_look: Apart(AtomicU64::new(0)),
         }
     }
@@ -271,55 +277,53 @@ impl Shared {
             return None;
         }
         match self.core.try_lock() {
-            Some(core) if core.dealt => None,
-            Some(mut core) => {
-                core.meetings = core.meetings.saturating_sub(1);
-                Some(core)
-            }
+            Some(core) => (!core.dealt).then_some(core),
             None => self.whole_met(),
         }
     }
 
+    /// Waits for the whole, and deals the shards out if threads meet too often.
     #[cold]
     fn whole_met(&self) -> Option<MutexGuard<'_, Core>> {
         let (mut core, waited) = self.core.wait();
-        if core.dealt {
-            return None;
+        if !core.dealt {
+            let operations = core.book.meter.operations();
+            let calm = operations.saturating_sub(core.last_met).try_into().unwrap_or(u32::MAX);
+            core.last_met = operations;
+            core.meetings =
+                core.meetings.saturating_sub(calm).saturating_add(MEETING).saturating_add(waited);
+            if core.meetings > MANY_MEETINGS * core.patience {
+                self.deal_out(&mut core);
+            }
         }
-        core.meetings = core.meetings.saturating_add(MEETING).saturating_add(waited);
-        Some(core)
-    }
-
-    /// Publishes what an everyday operation changed, and deals the shards out if threads meet too often.
-    #[inline]
-    fn done_often(&self, core: &mut Core) {
-        self.publish(core);
-        if core.meetings > MANY_MEETINGS {
-            self.met_often(core);
-        }
-    }
-
-    #[cold]
-    fn met_often(&self, core: &mut Core) {
-        if core.meetings > MANY_MEETINGS * core.patience {
-            self.deal_out(core);
-        }
+        (!core.dealt).then_some(core)
     }
 
     /// Makes the totals readable.
     #[inline]
     fn publish(&self, core: &mut Core) {
-        let news = core.book.meter.take_news();
         let running = core.book.meter.running();
         let published = &self.published;
         published.live_bytes.store(running.live_bytes, Release);
         published.live_count.store(running.live_count, Release);
-        if news.all || !core.book.is_plain() {
-            self.publish_all(core);
+        if core.book.meter.has_news() && self.publish_news(core) {
             return;
         }
+        let running = core.book.meter.running();
         published.slack_bytes.store(running.slack_bytes, Release);
         published.chunk_slack_bytes.store(running.chunk_slack_bytes(), Release);
+    }
+
+    /// Makes those totals readable that small allocations seldom change; or all, and answers so, where there was more.
+    #[inline]
+    fn publish_news(&self, core: &mut Core) -> bool {
+        let news = core.book.meter.take_news();
+        if news.all {
+            self.publish_all(core);
+            return true;
+        }
+        let running = core.book.meter.running();
+        let published = &self.published;
         if news.pages {
             published.resident_bytes.store(running.resident_bytes, Release);
             published.arena_resident_bytes.store(running.arena_resident_bytes, Release);
@@ -329,6 +333,7 @@ impl Shared {
             published.peak_bytes.store(running.peak_bytes, Release);
             self.peaks.store(core.book.meter.peaks(), Release);
         }
+        false
     }
 
     #[inline(never)]
@@ -559,7 +564,7 @@ impl Shared {
         match self.whole_often() {
             Some(mut core) => {
                 let answer = core.book.record(addr, bytes, site, kind, scope);
-                self.done_often(&mut core);
+                self.publish(&mut core);
                 answer
             }
             None => self.record_apart(addr, bytes, site, kind, scope),
@@ -604,7 +609,7 @@ impl Shared {
             return self.finish(self.record_dealt(addr, bytes, site, scope, Where::HeldPage));
         };
         let done = core.book.record_small(addr, bytes, site, scope, Where::HeldPage)?;
-        self.done_often(&mut core);
+        self.publish(&mut core);
         Some(done)
     }
 
@@ -621,7 +626,7 @@ impl Shared {
         match self.whole_often() {
             Some(mut core) => {
                 if let Some(gone) = core.book.forget_small(addr, freed_at) {
-                    self.done_often(&mut core);
+                    self.publish(&mut core);
                     return done(core.book.outward(&gone.item, gone.bytes));
                 }
             }
@@ -655,8 +660,16 @@ impl Shared {
         self.change(|book| book.forget(addr, class, freed_at))
     }
 
+    /// Whether this thread can have a scope open on this ledger.
+    #[inline]
+    pub(crate) fn may_be_scoped(&self) -> bool {
+        // A thread sees at least what it did itself.
+        self.scoped.load(Relaxed)
+    }
+
     /// A scope's number and whole label, and the index of the next allocation.
     pub(crate) fn open_scope(&self, parent: Option<u32>, label: &str) -> (u32, Arc<str>, u64) {
+        self.scoped.store(true, Relaxed);
         let mut core = self.core.lock();
         // Indices that lanes have drawn and not used are given up, so that whatever comes next is younger.
         self.close_lanes(&mut core);
