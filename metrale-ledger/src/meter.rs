@@ -104,9 +104,10 @@ impl Change {
 pub(crate) struct Running {
     pub(crate) live_bytes: u64,
     pub(crate) live_count: u64,
-    pub(crate) slack_bytes: u64,
-    /// Of the chunks of small allocations, whatever else lies in them.
-    chunk_rest_bytes: u64,
+    /// Slack and live bytes together, and so for the chunks of small allocations, whatever else lies in them: what a small
+    /// allocation that comes or goes leaves as it is. They may wrap; their difference to the live bytes does not.
+    slack_and_live: u64,
+    chunk_rest_and_live: u64,
     /// There is padding, so chunk slack is bounded by slack.
     padded: bool,
     pub(crate) resident_bytes: u64,
@@ -117,8 +118,14 @@ pub(crate) struct Running {
 
 impl Running {
     #[inline]
+    pub(crate) fn slack_bytes(&self) -> u64 {
+        self.slack_and_live.wrapping_sub(self.live_bytes)
+    }
+
+    #[inline]
     pub(crate) fn chunk_slack_bytes(&self) -> u64 {
-        if self.padded { self.chunk_rest_bytes.min(self.slack_bytes) } else { self.chunk_rest_bytes }
+        let chunk_rest = self.chunk_rest_and_live.wrapping_sub(self.live_bytes);
+        if self.padded { chunk_rest.min(self.slack_bytes()) } else { chunk_rest }
     }
 }
 
@@ -274,8 +281,8 @@ impl Meter {
         self.running = Running {
             live_bytes: totals.live_bytes,
             live_count: totals.live_count,
-            slack_bytes: totals.slack_bytes,
-            chunk_rest_bytes: narrow(self.chunk_rest(self.pages)),
+            slack_and_live: totals.slack_bytes.wrapping_add(totals.live_bytes),
+            chunk_rest_and_live: narrow(self.chunk_rest(self.pages)).wrapping_add(totals.live_bytes),
             padded: totals.padding_bytes > 0,
             resident_bytes: totals.resident_bytes,
             arena_resident_bytes: totals.arena_resident_bytes,
@@ -326,8 +333,6 @@ impl Meter {
         let running = &mut self.running;
         running.live_bytes = running.live_bytes.wrapping_add_signed(bytes);
         running.live_count = running.live_count.wrapping_add_signed(count);
-        running.slack_bytes = running.slack_bytes.wrapping_sub(bytes as u64);
-        running.chunk_rest_bytes = running.chunk_rest_bytes.wrapping_sub(bytes as u64);
         if !flips.is_none() {
             self.flip(flips);
         }
@@ -339,8 +344,8 @@ impl Meter {
         let page = |flip: i8| (i64::from(flip) << SMALL_ALLOC_CHUNK.trailing_zeros()) as u64;
         let running = &mut self.running;
         running.resident_bytes = running.resident_bytes.wrapping_add(page(flips.device));
-        running.slack_bytes = running.slack_bytes.wrapping_add(page(flips.device));
-        running.chunk_rest_bytes = running.chunk_rest_bytes.wrapping_add(page(flips.small));
+        running.slack_and_live = running.slack_and_live.wrapping_add(page(flips.device));
+        running.chunk_rest_and_live = running.chunk_rest_and_live.wrapping_add(page(flips.small));
         running.arena_resident_bytes = running.arena_resident_bytes.wrapping_add(page(flips.arena_only));
         if running.resident_bytes > running.peak_resident_bytes {
             running.peak_resident_bytes = running.resident_bytes;

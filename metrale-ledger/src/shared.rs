@@ -45,7 +45,7 @@ const MEETING: u32 = 16;
 /// Meetings, less what the others outweigh, at which the shards are dealt out.
 const MANY_MEETINGS: u32 = 16 * MEETING;
 /// Operations of one lane between two looks whether other threads are about.
-const LOOK_ABOUT: u64 = 256;
+const LOOK_ABOUT: u64 = 1024;
 
 /// The book, and whether its shards are elsewhere.
 pub(crate) struct Core {
@@ -290,8 +290,7 @@ impl Shared {
             let operations = core.book.meter.operations();
             let calm = operations.saturating_sub(core.last_met).try_into().unwrap_or(u32::MAX);
             core.last_met = operations;
-            core.meetings =
-                core.meetings.saturating_sub(calm).saturating_add(MEETING).saturating_add(waited);
+            core.meetings = core.meetings.saturating_sub(calm).saturating_add(MEETING).saturating_add(waited);
             if core.meetings > MANY_MEETINGS * core.patience {
                 self.deal_out(&mut core);
             }
@@ -310,7 +309,7 @@ impl Shared {
             return;
         }
         let running = core.book.meter.running();
-        published.slack_bytes.store(running.slack_bytes, Release);
+        published.slack_bytes.store(running.slack_bytes(), Release);
         published.chunk_slack_bytes.store(running.chunk_slack_bytes(), Release);
     }
 
