@@ -253,6 +253,24 @@ fn lanes_come_to_rest_right_below_the_peak() {
     assert_eq!(ledger.read(Total::PeakBytes), 1000 * LANES_USED);
 }
 
+/// Who waited for the whole while another dealt it out works in its shard, and does not call all shards back.
+#[test]
+fn who_waited_for_the_whole_leaves_it_dealt_out() {
+    let ledger = Shared::new(0);
+    std::thread::scope(|s| {
+        let mut core = ledger.whole();
+        let waiting = s.spawn(|| {
+            ledger.record(PAGE, 512, site(0), AllocKind::Device, None);
+            assert!(forget(&ledger, PAGE).is_some());
+        });
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        ledger.deal_out(&mut core);
+        drop(core);
+        assert!(waiting.join().is_ok());
+    });
+    assert!(ledger.is_dealt());
+}
+
 /// With no thread left but one, and with something the shards cannot do, the whole comes back.
 #[test]
 fn the_whole_comes_back() {
