@@ -13,6 +13,9 @@ use crate::{AllocKind, MisuseCounts, SMALL_ALLOC_CHUNK};
 /// Creation indices that a lane draws at once.
 const INDEX_BLOCK: u64 = 64;
 
+/// Changes such as the last that fit in a plentiful part.
+const PLENTY: i128 = 16;
+
 /// A byte total as the API counts them: what no `usize` holds shows as the largest.
 #[inline]
 pub(crate) fn narrow(bytes: i128) -> u64 {
@@ -29,6 +32,16 @@ fn beyond(negative: bool) -> u64 {
 
 fn page_bytes(pages: u64) -> i128 {
     i128::from(pages) * i128::from(SMALL_ALLOC_CHUNK)
+}
+
+/// How far a lane may go up after a change of its thread's, of what is free. A quarter where that is plenty: what is left for
+/// the others is always as much again. Where it is scarce, no more than the change has just left free, which its thread is
+/// the likeliest to want again; whatever it does not want would be missing to another, who then had to close all lanes. So
+/// threads that allocate and free again and again right below the peak soon have what they need each.
+fn grant(free: i128, change: i128) -> i64 {
+    let part = free / 4;
+    let granted = if part >= PLENTY * change.abs().max(1) { part } else { free.min(-change) };
+    granted.clamp(0, i128::from(i64::MAX)) as i64
 }
 
 /// What is summed apart.
@@ -91,9 +104,10 @@ impl Change {
 pub(crate) struct Running {
     pub(crate) live_bytes: u64,
     pub(crate) live_count: u64,
-    pub(crate) slack_bytes: u64,
-    /// Of the chunks of small allocations, whatever else lies in them.
-    chunk_rest_bytes: u64,
+    /// Slack and live bytes together, and so for the chunks of small allocations, whatever else lies in them: what a small
+    /// allocation that comes or goes leaves as it is. They may wrap; their difference to the live bytes does not.
+    slack_and_live: u64,
+    chunk_rest_and_live: u64,
     /// There is padding, so chunk slack is bounded by slack.
     padded: bool,
     pub(crate) resident_bytes: u64,
@@ -104,19 +118,25 @@ pub(crate) struct Running {
 
 impl Running {
     #[inline]
+    pub(crate) fn slack_bytes(&self) -> u64 {
+        self.slack_and_live.wrapping_sub(self.live_bytes)
+    }
+
+    #[inline]
     pub(crate) fn chunk_slack_bytes(&self) -> u64 {
-        if self.padded { self.chunk_rest_bytes.min(self.slack_bytes) } else { self.chunk_rest_bytes }
+        let chunk_rest = self.chunk_rest_and_live.wrapping_sub(self.live_bytes);
+        if self.padded { chunk_rest.min(self.slack_bytes()) } else { chunk_rest }
     }
 }
 
 /// Which totals changed beyond those that every change concerns.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct News {
     /// A page was touched for the first time, or left.
     pub(crate) pages: bool,
     /// There is a new peak of live bytes.
     pub(crate) peak: bool,
-    /// Any of them.
+    /// Any of them: this was more than a small allocation.
     pub(crate) all: bool,
 }
 
@@ -171,6 +191,12 @@ impl Meter {
         let index = self.next_index;
         self.next_index += 1;
         index
+    }
+
+    /// The records and frees so far; approximately, where there is more than small allocations.
+    pub(crate) fn operations(&self) -> u64 {
+        // Each record drew an index, and what is no longer live was freed.
+        (2 * self.next_index).wrapping_sub(self.running.live_count)
     }
 
     /// The number of peaks so far.
@@ -255,8 +281,8 @@ impl Meter {
         self.running = Running {
             live_bytes: totals.live_bytes,
             live_count: totals.live_count,
-            slack_bytes: totals.slack_bytes,
-            chunk_rest_bytes: narrow(self.chunk_rest(self.pages)),
+            slack_and_live: totals.slack_bytes.wrapping_add(totals.live_bytes),
+            chunk_rest_and_live: narrow(self.chunk_rest(self.pages)).wrapping_add(totals.live_bytes),
             padded: totals.padding_bytes > 0,
             resident_bytes: totals.resident_bytes,
             arena_resident_bytes: totals.arena_resident_bytes,
@@ -307,8 +333,6 @@ impl Meter {
         let running = &mut self.running;
         running.live_bytes = running.live_bytes.wrapping_add_signed(bytes);
         running.live_count = running.live_count.wrapping_add_signed(count);
-        running.slack_bytes = running.slack_bytes.wrapping_sub(bytes as u64);
-        running.chunk_rest_bytes = running.chunk_rest_bytes.wrapping_sub(bytes as u64);
         if !flips.is_none() {
             self.flip(flips);
         }
@@ -320,8 +344,8 @@ impl Meter {
         let page = |flip: i8| (i64::from(flip) << SMALL_ALLOC_CHUNK.trailing_zeros()) as u64;
         let running = &mut self.running;
         running.resident_bytes = running.resident_bytes.wrapping_add(page(flips.device));
-        running.slack_bytes = running.slack_bytes.wrapping_add(page(flips.device));
-        running.chunk_rest_bytes = running.chunk_rest_bytes.wrapping_add(page(flips.small));
+        running.slack_and_live = running.slack_and_live.wrapping_add(page(flips.device));
+        running.chunk_rest_and_live = running.chunk_rest_and_live.wrapping_add(page(flips.small));
         running.arena_resident_bytes = running.arena_resident_bytes.wrapping_add(page(flips.arena_only));
         if running.resident_bytes > running.peak_resident_bytes {
             running.peak_resident_bytes = running.resident_bytes;
@@ -382,6 +406,11 @@ impl Meter {
         &self.running
     }
 
+    #[inline]
+    pub(crate) fn has_news(&self) -> bool {
+        self.news != News::default()
+    }
+
     /// What changed since the last such question, besides live bytes and count, slack and chunk slack.
     #[inline]
     pub(crate) fn take_news(&mut self) -> News {
@@ -404,17 +433,16 @@ impl Meter {
                     > self.peak_resident)
     }
 
-    /// Opens lane `number` with a part of what is free below the peaks.
-    pub(crate) fn open(&mut self, number: usize, lane: &mut Lane) {
+    /// Opens lane `number` after a change of its thread's, with a part of what is free below the peaks.
+    pub(crate) fn open(&mut self, number: usize, lane: &mut Lane, after: &Change) {
         let free_bytes = self.peak_bytes - self.live_bytes() - self.granted_bytes;
         let free_pages = self.peak_resident / i128::from(SMALL_ALLOC_CHUNK)
             - i128::from(self.pages.device)
             - i128::from(self.granted_pages);
-        // What is left for the others is always as much again, and a lane may free and allocate its own in any case.
         *lane = Lane {
             open: true,
-            may_bytes: (free_bytes / 4).clamp(0, i128::from(i64::MAX)) as i64,
-            may_pages: (free_pages / 4).clamp(0, i128::from(i64::MAX)) as i64,
+            may_bytes: grant(free_bytes, after.bytes),
+            may_pages: grant(free_pages, after.flips.device.into()),
             next_index: self.next_index,
             end_index: self.next_index + INDEX_BLOCK,
             since_look: lane.since_look,

@@ -285,7 +285,8 @@ pub(crate) struct Page {
 /// What few pages need.
 #[derive(Default)]
 struct More {
-    /// For each block, the one that goes on where it is full; 0 for none. Empty where there is none at all.
+    /// For each block of a page that is split, the one that goes on where it is full; 0 for none. Empty where there is none
+    /// at all.
     next: Vec<u32>,
     /// Bit r, of a page that is split: an entry that begins before region r reaches into it.
     reached: u64,
@@ -329,8 +330,12 @@ impl Page {
         self.blocks.len() > TOGETHER
     }
 
+    /// The block that goes on where `block` is full: the one behind it, or in a page that is split, where that is told.
     #[inline]
     fn next(&self, block: usize) -> Option<usize> {
+        if !self.is_split() {
+            return (block + 1 < self.blocks.len()).then_some(block + 1);
+        }
         self.more.as_ref()?.next.get(block).map(|&next| next as usize).filter(|&next| next != 0)
     }
 
@@ -378,8 +383,9 @@ impl Page {
         if self.inside == 0 {
             return true;
         }
-        if self.is_split()
-            && (self.reached() >> (offset >> REGION_SHIFT) & 1 == 1 || self.reach(offset, end) != 0)
+        if !self.is_split()
+            || self.reached() >> (offset >> REGION_SHIFT) & 1 == 1
+            || self.reach(offset, end) != 0
         {
             return !self.blocks.iter().any(|block| block.meets(offset as i32, end as i32));
         }
@@ -490,7 +496,7 @@ impl Page {
         let mut blocks = std::mem::take(&mut self.blocks).into_vec();
         blocks.push(Block::EMPTY);
         self.blocks = blocks.into_boxed_slice();
-        if number > 0 {
+        if self.is_split() {
             let next = &mut self.more.get_or_insert_default().next;
             next.resize(number + 1, 0);
             next[full] = number as u32;

@@ -22,7 +22,12 @@ struct Frame {
 }
 
 /// The label to record under, for a ledger: the innermost scope that this thread has open on it.
+#[inline]
 pub(crate) fn current(ledger: &Arc<Shared>) -> Option<u32> {
+    if ledger.may_be_scoped() { innermost(ledger) } else { None }
+}
+
+fn innermost(ledger: &Arc<Shared>) -> Option<u32> {
     let key = Arc::as_ptr(ledger) as usize;
     // A thread that is ending has no scopes left.
     OPEN.try_with(|open| open.borrow().iter().rev().find(|f| f.ledger == key).map(|f| f.scope)).ok().flatten()

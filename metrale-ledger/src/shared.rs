@@ -45,14 +45,16 @@ const MEETING: u32 = 16;
 /// Meetings, less what the others outweigh, at which the shards are dealt out.
 const MANY_MEETINGS: u32 = 16 * MEETING;
 /// Operations of one lane between two looks whether other threads are about.
-const LOOK_ABOUT: u64 = 256;
+const LOOK_ABOUT: u64 = 1024;
 
 /// The book, and whether its shards are elsewhere.
 pub(crate) struct Core {
     pub(crate) book: Book,
     dealt: bool,
-    /// Rises when threads meet here, falls when one comes alone.
+    /// Rises when threads meet here, falls by the operations in between.
     meetings: u32,
+    /// The operations so far, when threads last met.
+    last_met: u64,
     /// How many times more meetings it takes, since dealing out did not pay the last times.
     patience: u32,
     /// Since the shards were dealt out: operations counted in lanes, and times all lanes had to be closed for a peak.
@@ -150,6 +152,8 @@ pub(crate) struct Shared {
     turn: Apart<Mutex<()>>,
     shards: [Apart<Mutex<Option<Shard>>>; SHARDS],
     lanes: [Apart<Mutex<Lane>>; LANES],
+    /// A scope was opened on this ledger at least once.
+    scoped: AtomicBool,
     /// The lane that last looked about.
     last_to_look: Apart<AtomicU64>,
 }
@@ -169,6 +173,7 @@ impl Shared {
             book: Book::new(tombstones, SHARDS),
             dealt: false,
             meetings: 0,
+            last_met: 0,
             patience: 1,
             lane_ops: 0,
             closings: 0,
@@ -183,6 +188,7 @@ impl Shared {
             turn: Apart(Mutex::new(())),
             shards: from_fn(|_| Apart(Mutex::new(None))),
             lanes: from_fn(|_| Apart(Mutex::new(Lane::default()))),
+            scoped: AtomicBool::new(false),
             last_to_look: Apart(AtomicU64::new(0)),
         }
     }
@@ -263,55 +269,60 @@ impl Shared {
         question(&mut self.whole().book)
     }
 
-    /// Locks the whole for an everyday operation: who finds the lock taken notes that.
+    /// Locks the whole for an everyday operation, unless the shards are dealt out, if only since a moment ago: then whoever
+    /// waited has no need of the whole. Who finds the lock taken notes that.
     #[inline]
-    fn whole_often(&self) -> MutexGuard<'_, Core> {
-        if let Some(mut core) = self.core.try_lock()
-            && !core.dealt
-        {
-            core.meetings = core.meetings.saturating_sub(1);
-            return core;
+    fn whole_often(&self) -> Option<MutexGuard<'_, Core>> {
+        if self.dealt.load(Relaxed) {
+            return None;
         }
-        self.whole_met()
+        match self.core.try_lock() {
+            Some(core) => (!core.dealt).then_some(core),
+            None => self.whole_met(),
+        }
     }
 
+    /// Waits for the whole, and deals the shards out if threads meet too often.
     #[cold]
-    fn whole_met(&self) -> MutexGuard<'_, Core> {
-        let mut core = self.whole();
-        core.meetings += MEETING;
-        core
-    }
-
-    /// Publishes what an everyday operation changed, and deals the shards out if threads meet too often.
-    #[inline]
-    fn done_often(&self, core: &mut Core) {
-        self.publish(core);
-        if core.meetings > MANY_MEETINGS {
-            self.met_often(core);
+    fn whole_met(&self) -> Option<MutexGuard<'_, Core>> {
+        let (mut core, waited) = self.core.wait();
+        if !core.dealt {
+            let operations = core.book.meter.operations();
+            let calm = operations.saturating_sub(core.last_met).try_into().unwrap_or(u32::MAX);
+            core.last_met = operations;
+            core.meetings = core.meetings.saturating_sub(calm).saturating_add(MEETING).saturating_add(waited);
+            if core.meetings > MANY_MEETINGS * core.patience {
+                self.deal_out(&mut core);
+            }
         }
-    }
-
-    #[cold]
-    fn met_often(&self, core: &mut Core) {
-        if core.meetings > MANY_MEETINGS * core.patience {
-            self.deal_out(core);
-        }
+        (!core.dealt).then_some(core)
     }
 
     /// Makes the totals readable.
     #[inline]
     fn publish(&self, core: &mut Core) {
-        let news = core.book.meter.take_news();
         let running = core.book.meter.running();
         let published = &self.published;
         published.live_bytes.store(running.live_bytes, Release);
         published.live_count.store(running.live_count, Release);
-        if news.all || !core.book.is_plain() {
-            self.publish_all(core);
+        if core.book.meter.has_news() && self.publish_news(core) {
             return;
         }
-        published.slack_bytes.store(running.slack_bytes, Release);
+        let running = core.book.meter.running();
+        published.slack_bytes.store(running.slack_bytes(), Release);
         published.chunk_slack_bytes.store(running.chunk_slack_bytes(), Release);
+    }
+
+    /// Makes those totals readable that small allocations seldom change; or all, and answers so, where there was more.
+    #[inline]
+    fn publish_news(&self, core: &mut Core) -> bool {
+        let news = core.book.meter.take_news();
+        if news.all {
+            self.publish_all(core);
+            return true;
+        }
+        let running = core.book.meter.running();
+        let published = &self.published;
         if news.pages {
             published.resident_bytes.store(running.resident_bytes, Release);
             published.arena_resident_bytes.store(running.arena_resident_bytes, Release);
@@ -321,6 +332,7 @@ impl Shared {
             published.peak_bytes.store(running.peak_bytes, Release);
             self.peaks.store(core.book.meter.peaks(), Release);
         }
+        false
     }
 
     #[inline(never)]
@@ -390,17 +402,20 @@ impl Shared {
         self.lanes_state.fetch_add(1, SeqCst);
     }
 
-    fn open_lane(&self, core: &mut Core, number: usize) {
+    fn open_lane(&self, core: &mut Core, number: usize, after: &Change) {
         let first = core.book.meter.open_lanes() == 0;
         // Said before anything is counted there.
         self.lanes_state.fetch_add(if first { 1 } else { 2 }, SeqCst);
-        core.book.meter.open(number, &mut self.lanes[number].lock());
+        core.book.meter.open(number, &mut self.lanes[number].lock(), after);
     }
 
     /// Counts a change made in a shard whose lock the caller holds: its index, the peak before it, and whether the whole
     /// is better called back.
     fn count(&self, change: &Change) -> (u64, Option<u64>, bool) {
-        let number = thread_number() as usize % LANES;
+        self.count_in(thread_number() as usize % LANES, change)
+    }
+
+    fn count_in(&self, number: usize, change: &Change) -> (u64, Option<u64>, bool) {
         {
             let mut lane = self.lanes[number].lock();
             if let Some(index) = lane.apply(change) {
@@ -432,7 +447,7 @@ impl Shared {
         let after = core.book.meter.apply(change, false);
         let index = if change.count() > 0 { core.book.meter.draw_index() } else { 0 };
         self.publish(core);
-        self.open_lane(core, number);
+        self.open_lane(core, number, change);
         let restless = core.closings > 256 && core.lane_ops < 16 * core.closings;
         (index, after, restless)
     }
@@ -545,16 +560,35 @@ impl Shared {
         kind: AllocKind,
         scope: Option<u32>,
     ) -> Recorded {
-        if self.dealt.load(Relaxed)
-            && kind == AllocKind::Device
+        match self.whole_often() {
+            Some(mut core) => {
+                let answer = core.book.record(addr, bytes, site, kind, scope);
+                self.publish(&mut core);
+                answer
+            }
+            None => self.record_apart(addr, bytes, site, kind, scope),
+        }
+    }
+
+    /// [`record`](Self::record) while the shards are dealt out.
+    #[inline(never)]
+    fn record_apart(
+        &self,
+        addr: u64,
+        bytes: usize,
+        site: &'static Location<'static>,
+        kind: AllocKind,
+        scope: Option<u32>,
+    ) -> Recorded {
+        if kind == AllocKind::Device
             && is_small(addr, bytes)
             && let Some(done) = self.finish(self.record_dealt(addr, bytes, site, scope, Where::Anywhere))
         {
             return done;
         }
-        let mut core = self.whole_often();
+        let mut core = self.whole();
         let answer = core.book.record(addr, bytes, site, kind, scope);
-        self.done_often(&mut core);
+        self.publish(&mut core);
         answer
     }
 
@@ -567,15 +601,14 @@ impl Shared {
         site: &'static Location<'static>,
         scope: Option<u32>,
     ) -> Option<Recorded> {
-        if self.dealt.load(Relaxed) {
+        let Some(mut core) = self.whole_often() else {
             if !is_small(addr, bytes) {
                 return None;
             }
             return self.finish(self.record_dealt(addr, bytes, site, scope, Where::HeldPage));
-        }
-        let mut core = self.whole_often();
+        };
         let done = core.book.record_small(addr, bytes, site, scope, Where::HeldPage)?;
-        self.done_often(&mut core);
+        self.publish(&mut core);
         Some(done)
     }
 
@@ -589,18 +622,32 @@ impl Shared {
         done: impl Fn(AllocRecord) -> T,
         otherwise: impl FnOnce(&Self) -> T,
     ) -> T {
-        if self.dealt.load(Relaxed)
-            && let Some(record) = self.finish(self.forget_dealt(addr, freed_at))
-        {
-            return done(record);
+        match self.whole_often() {
+            Some(mut core) => {
+                if let Some(gone) = core.book.forget_small(addr, freed_at) {
+                    self.publish(&mut core);
+                    return done(core.book.outward(&gone.item, gone.bytes));
+                }
+            }
+            None => {
+                if let Some(record) = self.forget_apart(addr, freed_at) {
+                    return done(record);
+                }
+            }
         }
-        let mut core = self.whole_often();
-        if let Some(gone) = core.book.forget_small(addr, freed_at) {
-            self.done_often(&mut core);
-            return done(core.book.outward(&gone.item, gone.bytes));
-        }
-        drop(core);
         otherwise(self)
+    }
+
+    /// [`forget_small`](Self::forget_small) while the shards are dealt out.
+    #[inline(never)]
+    fn forget_apart(&self, addr: u64, freed_at: &'static Location<'static>) -> Option<AllocRecord> {
+        if let Some(record) = self.finish(self.forget_dealt(addr, freed_at)) {
+            return Some(record);
+        }
+        let mut core = self.whole();
+        let gone = core.book.forget_small(addr, freed_at)?;
+        self.publish(&mut core);
+        Some(core.book.outward(&gone.item, gone.bytes))
     }
 
     pub(crate) fn forget(
@@ -612,8 +659,16 @@ impl Shared {
         self.change(|book| book.forget(addr, class, freed_at))
     }
 
+    /// Whether this thread can have a scope open on this ledger.
+    #[inline]
+    pub(crate) fn may_be_scoped(&self) -> bool {
+        // A thread sees at least what it did itself.
+        self.scoped.load(Relaxed)
+    }
+
     /// A scope's number and whole label, and the index of the next allocation.
     pub(crate) fn open_scope(&self, parent: Option<u32>, label: &str) -> (u32, Arc<str>, u64) {
+        self.scoped.store(true, Relaxed);
         let mut core = self.core.lock();
         // Indices that lanes have drawn and not used are given up, so that whatever comes next is younger.
         self.close_lanes(&mut core);

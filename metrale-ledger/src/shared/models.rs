@@ -70,6 +70,27 @@ fn record_and_forget_dealt_out() {
     two_threads(true, 4);
 }
 
+/// The shards are dealt out from under a thread that waits for the whole, or has just seen that they were not.
+#[test]
+fn dealing_out_while_others_record() {
+    model(4, || {
+        let ledger = Arc::new(Shared::new(1));
+        let other = Arc::clone(&ledger);
+        let thread = thread::spawn(move || {
+            record(&other, PAGE, 100);
+            forget(&other, PAGE);
+        });
+        ledger.deal_out_now();
+        record(&ledger, 2 * PAGE, 10);
+        thread.join().unwrap();
+        let peak = ledger.read(Total::PeakBytes);
+        assert!(peak == 110 || peak == 100, "{peak}");
+        assert_eq!((ledger.read(Total::LiveBytes), ledger.read(Total::LiveCount)), (10, 1));
+        let at_peak = ledger.snapshot(true);
+        assert_eq!(at_peak.groups.iter().map(|g| g.bytes).sum::<u64>(), peak as u64);
+    });
+}
+
 /// A report in the middle is one moment: sums and groups agree.
 #[test]
 fn a_report_while_others_record() {

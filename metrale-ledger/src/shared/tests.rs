@@ -7,6 +7,7 @@ use std::panic::Location;
 use proptest::prelude::*;
 
 use super::*;
+use crate::page::Flips;
 
 const PAGE: u64 = crate::SMALL_ALLOC_CHUNK;
 
@@ -221,6 +222,53 @@ fn totals_are_exact_after_8_threads() {
 #[ignore = "long: 8 threads of a million operations each"]
 fn totals_are_exact_after_8_threads_of_a_million_operations() {
     many_threads(8, 1_000_000);
+}
+
+/// Right below the peak, where none has room to spare, threads whose allocations come and go soon hold what they need in
+/// their lanes, and meet no more.
+#[test]
+fn lanes_come_to_rest_right_below_the_peak() {
+    const LANES_USED: usize = 8;
+    let ledger = Shared::new(0);
+    ledger.deal_out_now();
+    let mut holds = [false; LANES_USED];
+    let mut random = 1u64;
+    let mut steps = |number_of: u64| {
+        for _ in 0..number_of {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let lane = (random >> 33) as usize % LANES_USED;
+            let step = if holds[lane] { -1 } else { 1 };
+            holds[lane] = !holds[lane];
+            let flips = Flips { device: step, arena_only: 0, small: step };
+            ledger.count_in(lane, &Change::of(AllocKind::Device, 1000, holds[lane], flips));
+        }
+        let core = ledger.core.lock();
+        (core.book.meter.next_index(), core.closings)
+    };
+    // By then all of them have held something at once.
+    steps(8_000);
+    let before = steps(0);
+    let after = steps(1_000);
+    assert_eq!(before.1, after.1, "no lane had to be closed");
+    assert_eq!(ledger.read(Total::PeakBytes), 1000 * LANES_USED);
+}
+
+/// Who waited for the whole while another dealt it out works in its shard, and does not call all shards back.
+#[test]
+fn who_waited_for_the_whole_leaves_it_dealt_out() {
+    let ledger = Shared::new(0);
+    std::thread::scope(|s| {
+        let mut core = ledger.whole();
+        let waiting = s.spawn(|| {
+            ledger.record(PAGE, 512, site(0), AllocKind::Device, None);
+            assert!(forget(&ledger, PAGE).is_some());
+        });
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        ledger.deal_out(&mut core);
+        drop(core);
+        assert!(waiting.join().is_ok());
+    });
+    assert!(ledger.is_dealt());
 }
 
 /// With no thread left but one, and with something the shards cannot do, the whole comes back.
