@@ -4,7 +4,7 @@
 use core::fmt;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 use metrale_driver_sys::{
     CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE, CUcontext, DriverApi, DriverError, attribute,
     is_sticky,
@@ -25,7 +25,7 @@ use crate::gpu::DevicePtr;
 use crate::graph::Seat;
 use crate::handles::{Handles, Kind, is_the_drivers};
 use crate::launch::Kernels;
-use crate::memory::{Cost, Costs, PinnedBook, Polling, memory_info_of};
+use crate::memory::{Cost, Costs, MemInfo, MemInfoError, PinnedBook, Polling, memory_info_of};
 use crate::op_cache::OpCache;
 use crate::parts::HAS_REDZONE;
 use crate::redzone::{MAX_BAND_BYTES, Zones};
@@ -109,6 +109,7 @@ impl BackendBuilder {
     ///
     /// # Errors
     /// [`ConfigError`](crate::ConfigError) for an environment variable that does not parse;
+    /// [`MemInfoError`] for a [`meminfo_path`](BackendConfig::meminfo_path) that cannot be read;
     /// [`FeatureOff`] for red zones without the feature `redzone`; [`BadArgument`] for bands above
     /// [`MAX_BAND_BYTES`];
     /// [`HostError`](crate::HostError) without a usable driver or device; [`PreflightError`](crate::PreflightError) for
@@ -129,6 +130,12 @@ impl BackendBuilder {
                 config.redzone.band_bytes
             ))
             .into());
+        }
+        // Later on one that cannot be read is passed over, as the machine's own may be.
+        if let Some(path) = &config.meminfo_path
+            && let Err(error @ MemInfoError::Unreadable { .. }) = MemInfo::read(path)
+        {
+            return Err(Error::new(error).context("the configured meminfo_path"));
         }
         let driver = self.driver_or_system()?;
         let ordinal = self.ordinal;

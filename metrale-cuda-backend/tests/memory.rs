@@ -299,3 +299,18 @@ fn the_trait_object_has_all_of_it() {
     assert_eq!((face.ledger_probe().allocations_of(AllocKind::Pinned).len(), log), (1, vec![]));
     face.free_pinned(pinned).unwrap();
 }
+
+/// A misspelt path would else be another machine's free memory without a word.
+#[test]
+fn a_meminfo_path_that_cannot_be_read_is_refused_when_the_backend_is_built() {
+    let mut config = BackendConfig::default();
+    config.meminfo_path = Some(PathBuf::from("/absent/meminfo"));
+    for profile in [Profile::gb10(), Profile::h200()] {
+        let driver = Arc::new(SimDriver::new(profile));
+        let built = MetraleCudaBackend::builder().driver(driver).config(config.clone()).build();
+        let error = built.err().expect("refused");
+        assert_eq!(remedy(&error), Some(Remedy::FixCall));
+        let text = format!("{error:#}");
+        assert!(text.contains("meminfo_path") && text.contains("/absent/meminfo"), "{text}");
+    }
+}
