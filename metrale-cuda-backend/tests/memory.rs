@@ -308,9 +308,48 @@ fn a_meminfo_path_that_cannot_be_read_is_refused_when_the_backend_is_built() {
     for profile in [Profile::gb10(), Profile::h200()] {
         let driver = Arc::new(SimDriver::new(profile));
         let built = MetraleCudaBackend::builder().driver(driver).config(config.clone()).build();
-        let error = built.err().expect("refused");
+        let error = built.expect_err("refused");
         assert_eq!(remedy(&error), Some(Remedy::FixCall));
         let text = format!("{error:#}");
         assert!(text.contains("meminfo_path") && text.contains("/absent/meminfo"), "{text}");
     }
+}
+
+/// What another thread's free has taken off the ledger and not yet got from the driver is no stream's doing.
+#[test]
+fn no_cost_is_measured_while_memory_is_between_ledger_and_driver() {
+    let driver = Arc::new(HookedDriver::new(sim()));
+    let backend = backend(driver.clone());
+    let held = backend.alloc(64 * MIB).unwrap();
+    let (freeing, is_freeing) = mpsc::channel();
+    let (made, is_made) = mpsc::channel();
+    let gates = std::sync::Mutex::new((freeing, is_made));
+    driver.before_each(move |called| {
+        if called == DriverFn::cuMemFree_v2 {
+            let gates = gates.lock().unwrap();
+            gates.0.send(()).unwrap();
+            gates.1.recv().unwrap();
+        }
+    });
+    std::thread::scope(|scope| {
+        let freed = scope.spawn(|| backend.free(held));
+        is_freeing.recv().unwrap();
+        let stream = backend.create_stream();
+        // Also where that failed, or the other thread waits for ever.
+        made.send(()).unwrap();
+        stream.unwrap();
+        freed.join().unwrap().unwrap();
+    });
+    driver.before_each(|_| {});
+    let told = || {
+        let account = backend.account().unwrap();
+        (account.term("streams").unwrap().bytes, account.remainder_bytes())
+    };
+    // The page that the context's second stream took is nobody's, and no 62 MiB are given back by it.
+    assert_eq!(told(), (0, 2 << 20));
+    // From here on it is measured again: every fourth takes a page.
+    for _ in 0..4 {
+        backend.create_stream().unwrap();
+    }
+    assert_eq!(told(), (2 << 20, 2 << 20));
 }

@@ -96,6 +96,7 @@ impl MetraleCudaBackend {
         if kind != AllocKind::Managed && driver_bytes as u64 > self.total_bytes() {
             return Err(self.out_of_memory(bytes, kind, site, None).into());
         }
+        let _moving = self.moves(driver_bytes);
         let given = self.ask_for_memory(driver_bytes, kind);
         if tells {
             let addr = match given {
@@ -191,6 +192,7 @@ impl MetraleCudaBackend {
         };
         self.outside_capture(Reach::Thread, WHAT, FREE_AFTER)?;
         let record = self.forget(ptr.0, kind, call)?;
+        let _moving = self.moves(record.as_ref().map_or(0, |record| record.bytes));
         if !there {
             self.take_bands(ptr.0);
             return Ok(());

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What the driver takes beside allocations, measured where it takes it: around module loads, streams, graphs.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 use anyhow::Result;
+use metrale_ledger::SMALL_ALLOC_CHUNK;
 use parking_lot::Mutex;
 
 use crate::backend::MetraleCudaBackend;
@@ -27,7 +28,22 @@ pub(crate) struct Costs {
     baseline: AtomicU64,
     /// Held over a measurement, so that none measures the other's.
     turn: Mutex<()>,
+    /// Large allocations and frees that ledger and driver do not agree on yet.
+    moving: AtomicUsize,
 }
+
+/// Held while large memory is between ledger and driver.
+#[derive(Debug)]
+pub(crate) struct Moving<'a>(&'a AtomicUsize);
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Looks at the figures before they are given up on: another thread's free may wait for its kernels.
+const LOOKS: usize = 1000;
 
 /// One kind's sum.
 #[derive(Debug, Default)]
@@ -70,8 +86,8 @@ impl Costs {
 impl MetraleCudaBackend {
     /// Does something that may make the driver take memory, and notes how much it took: the change of its used bytes less
     /// that of the ledger's pages. Where the driver does not say, nothing is noted and the remainder of the account shows
-    /// it. What other processes take meanwhile is counted too. Costs two questions of some 7 µs; they are allowed in a
-    /// capture.
+    /// it; so too where another thread's allocating leaves no moment to look at the figures. What other processes take
+    /// meanwhile is counted too. Costs four questions of some 7 µs; they are allowed in a capture.
     pub(crate) fn measure<T>(&self, cost: Cost, act: impl FnOnce() -> Result<T>) -> Result<T> {
         self.measured(cost, act).map(|(answer, _)| answer)
     }
@@ -83,13 +99,43 @@ impl MetraleCudaBackend {
         act: impl FnOnce() -> Result<T>,
     ) -> Result<(T, Option<i64>)> {
         let _turn = self.costs().turn.lock();
-        let before = self.unledgered_bytes();
+        let before = self.settled_unledgered_bytes();
         let answer = act()?;
-        let bytes = before.zip(self.unledgered_bytes()).map(|(before, after)| after - before);
+        let bytes = before.zip(self.settled_unledgered_bytes()).map(|(before, after)| after - before);
         if let Some(bytes) = bytes {
             self.costs().note(cost, bytes);
         }
         Ok((answer, bytes))
+    }
+
+    /// To be held from before the driver is asked for large memory until the ledger has it, and from when the ledger has let
+    /// it go until the driver has. Small ones cost too little time to be met twice, and too much to be counted.
+    #[inline]
+    pub(crate) fn moves(&self, bytes: usize) -> Option<Moving<'_>> {
+        (bytes as u64 >= SMALL_ALLOC_CHUNK).then(|| {
+            let moving = &self.costs().moving;
+            moving.fetch_add(1, Ordering::Acquire);
+            Moving(moving)
+        })
+    }
+
+    /// [`unledgered_bytes`](Self::unledgered_bytes), twice the same while nothing large moves; `None` where that does not
+    /// come about, for a figure in between would be wrong for good.
+    fn settled_unledgered_bytes(&self) -> Option<i64> {
+        let mut last = None;
+        for _ in 0..LOOKS {
+            if self.costs().moving.load(Ordering::Acquire) > 0 {
+                last = None;
+                std::thread::yield_now();
+                continue;
+            }
+            let now = Some(self.unledgered_bytes()?);
+            if now == last && self.costs().moving.load(Ordering::Acquire) == 0 {
+                return now;
+            }
+            last = now;
+        }
+        None
     }
 
     /// The driver's used bytes less the pages that the ledger knows.
