@@ -4,7 +4,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use metrale_cuda_backend::MetraleCudaBackend;
 
+use crate::Console;
 use crate::byte_count::ByteCount;
 use crate::driver_choice::DriverChoice;
 use crate::plan_device::PlanDevice;
@@ -227,4 +229,15 @@ pub struct TargetArgs {
     /// The device's ordinal.
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     pub device: usize,
+}
+
+impl TargetArgs {
+    /// The backend to work on; what there is to say of the choice of its driver is said.
+    pub(crate) fn open(&self, console: &mut Console<'_>) -> anyhow::Result<MetraleCudaBackend> {
+        let chosen = self.driver.clone().open()?;
+        if let Some(remark) = &chosen.remark {
+            console.remark(remark);
+        }
+        MetraleCudaBackend::builder().driver(chosen.driver).ordinal(self.device).build()
+    }
 }

@@ -31,9 +31,13 @@ mod script;
 mod snapshot_file;
 
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::io::ErrorKind;
 
 use clap::Parser;
+use serde::Serialize;
+
+use crate::render::load::Shortage;
 
 pub use allocation_log::LogError;
 pub use byte_count::{ByteCount, NotAByteCount};
@@ -68,6 +72,21 @@ pub fn run(args: impl IntoIterator<Item = OsString>, console: &mut Console<'_>) 
         args::Command::Diff(args) => commands::diff::run(&args, console),
         args::Command::Doctor(args) => commands::doctor::run(&args, console),
     }
+}
+
+/// Prints the answer and, behind it, the shortage that it ends with; gives how the program ends.
+fn concluded(
+    report: &(impl Display + Serialize),
+    exit: Exit,
+    shortage: Option<&Shortage>,
+    json: bool,
+    console: &mut Console<'_>,
+) -> Exit {
+    let printed = console.answer_as(json, report);
+    if let Some(shortage) = shortage {
+        console.remark(&shortage.message);
+    }
+    if exit == Exit::Done { answered(printed, console) } else { exit }
 }
 
 /// The end of a command whose answer was (or could not be) printed.

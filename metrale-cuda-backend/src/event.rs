@@ -61,13 +61,28 @@ impl MetraleCudaBackend {
         const WHAT: &str = "making a stream wait for an event";
         self.bound(WHAT)?;
         let _held = (self.hold_event(event, WHAT)?, self.hold_stream(stream, WHAT)?);
-        let wait = self.may_wait(stream, event, WHAT)?;
+        // SAFETY: event and stream are held.
+        unsafe { self.queue_wait(stream, event, WHAT, || format!("event {event:#x}")) }
+    }
+
+    /// Makes a stream wait for an event, whosever that is, and keeps the books of captures in step.
+    ///
+    /// # Safety
+    /// Event and stream stay alive over the call.
+    pub(crate) unsafe fn queue_wait(
+        &self,
+        stream: u64,
+        event: u64,
+        doing: &'static str,
+        named: impl FnOnce() -> String,
+    ) -> Result<()> {
+        let wait = self.may_wait(stream, event, doing)?;
         let _alone = self.joins(wait);
-        // SAFETY: no memory is passed; event and stream are held.
+        // SAFETY: no memory is passed; the caller's promise for event and stream.
         let answer = unsafe { ask!(self.driver(), cuStreamWaitEvent(stream, event, 0)) };
-        self.waited(stream, event, wait, WHAT, answer);
+        self.waited(stream, event, wait, doing, answer);
         answer.map_err(|error| {
-            failed(error, format!("making stream {stream:#x} wait for event {event:#x}"), stale(error))
+            failed(error, format!("making stream {stream:#x} wait for {}", named()), stale(error))
         })
     }
 
@@ -127,7 +142,7 @@ impl MetraleCudaBackend {
 }
 
 /// What the refusal of an event that was recorded means: a capture left it so.
-pub(crate) fn stale(error: DriverError) -> Option<String> {
+fn stale(error: DriverError) -> Option<String> {
     matches!(error.status, CUDA_ERROR_INVALID_VALUE | CUDA_ERROR_CAPTURED_EVENT).then(|| {
         "an event last recorded in a capture marks nothing once that has ended; record it anew outside"
             .to_owned()

@@ -62,25 +62,7 @@ pub(crate) struct Core {
     closings: u64,
 }
 
-/// Totals for reading without the lock; written under it.
-#[derive(Default)]
-struct Published {
-    live_bytes: AtomicU64,
-    live_count: AtomicU64,
-    resident_bytes: AtomicU64,
-    slack_bytes: AtomicU64,
-    chunk_slack_bytes: AtomicU64,
-    peak_bytes: AtomicU64,
-    peak_resident_bytes: AtomicU64,
-    arena_bytes: AtomicU64,
-    arena_count: AtomicU64,
-    arena_resident_bytes: AtomicU64,
-    pinned_bytes: AtomicU64,
-    pinned_count: AtomicU64,
-    padding_bytes: AtomicU64,
-}
-
-/// One of the totals.
+/// One of the totals. The last one counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Total {
     LiveBytes,
@@ -98,42 +80,38 @@ pub(crate) enum Total {
     PaddingBytes,
 }
 
+/// Totals for reading without the lock; written under it.
+#[derive(Default)]
+struct Published([AtomicU64; Total::PaddingBytes as usize + 1]);
+
 impl Published {
+    #[inline]
     fn cell(&self, total: Total) -> &AtomicU64 {
-        match total {
-            Total::LiveBytes => &self.live_bytes,
-            Total::LiveCount => &self.live_count,
-            Total::ResidentBytes => &self.resident_bytes,
-            Total::SlackBytes => &self.slack_bytes,
-            Total::ChunkSlackBytes => &self.chunk_slack_bytes,
-            Total::PeakBytes => &self.peak_bytes,
-            Total::PeakResidentBytes => &self.peak_resident_bytes,
-            Total::ArenaBytes => &self.arena_bytes,
-            Total::ArenaCount => &self.arena_count,
-            Total::ArenaResidentBytes => &self.arena_resident_bytes,
-            Total::PinnedBytes => &self.pinned_bytes,
-            Total::PinnedCount => &self.pinned_count,
-            Total::PaddingBytes => &self.padding_bytes,
-        }
+        &self.0[total as usize]
+    }
+
+    #[inline]
+    fn set(&self, total: Total, value: u64) {
+        self.cell(total).store(value, Release);
     }
 
     fn write(&self, totals: &Totals) {
-        for (cell, value) in [
-            (&self.live_bytes, totals.live_bytes),
-            (&self.live_count, totals.live_count),
-            (&self.resident_bytes, totals.resident_bytes),
-            (&self.slack_bytes, totals.slack_bytes),
-            (&self.chunk_slack_bytes, totals.chunk_slack_bytes),
-            (&self.peak_bytes, totals.peak_bytes),
-            (&self.peak_resident_bytes, totals.peak_resident_bytes),
-            (&self.arena_bytes, totals.arena_bytes),
-            (&self.arena_count, totals.arena_count),
-            (&self.arena_resident_bytes, totals.arena_resident_bytes),
-            (&self.pinned_bytes, totals.pinned_bytes),
-            (&self.pinned_count, totals.pinned_count),
-            (&self.padding_bytes, totals.padding_bytes),
+        for (total, value) in [
+            (Total::LiveBytes, totals.live_bytes),
+            (Total::LiveCount, totals.live_count),
+            (Total::ResidentBytes, totals.resident_bytes),
+            (Total::SlackBytes, totals.slack_bytes),
+            (Total::ChunkSlackBytes, totals.chunk_slack_bytes),
+            (Total::PeakBytes, totals.peak_bytes),
+            (Total::PeakResidentBytes, totals.peak_resident_bytes),
+            (Total::ArenaBytes, totals.arena_bytes),
+            (Total::ArenaCount, totals.arena_count),
+            (Total::ArenaResidentBytes, totals.arena_resident_bytes),
+            (Total::PinnedBytes, totals.pinned_bytes),
+            (Total::PinnedCount, totals.pinned_count),
+            (Total::PaddingBytes, totals.padding_bytes),
         ] {
-            cell.store(value, Release);
+            self.set(total, value);
         }
     }
 }
@@ -303,14 +281,14 @@ impl Shared {
     fn publish(&self, core: &mut Core) {
         let running = core.book.meter.running();
         let published = &self.published;
-        published.live_bytes.store(running.live_bytes, Release);
-        published.live_count.store(running.live_count, Release);
+        published.set(Total::LiveBytes, running.live_bytes);
+        published.set(Total::LiveCount, running.live_count);
         if core.book.meter.has_news() && self.publish_news(core) {
             return;
         }
         let running = core.book.meter.running();
-        published.slack_bytes.store(running.slack_bytes(), Release);
-        published.chunk_slack_bytes.store(running.chunk_slack_bytes(), Release);
+        published.set(Total::SlackBytes, running.slack_bytes());
+        published.set(Total::ChunkSlackBytes, running.chunk_slack_bytes());
     }
 
     /// Makes those totals readable that small allocations seldom change; or all, and answers so, where there was more.
@@ -324,12 +302,12 @@ impl Shared {
         let running = core.book.meter.running();
         let published = &self.published;
         if news.pages {
-            published.resident_bytes.store(running.resident_bytes, Release);
-            published.arena_resident_bytes.store(running.arena_resident_bytes, Release);
-            published.peak_resident_bytes.store(running.peak_resident_bytes, Release);
+            published.set(Total::ResidentBytes, running.resident_bytes);
+            published.set(Total::ArenaResidentBytes, running.arena_resident_bytes);
+            published.set(Total::PeakResidentBytes, running.peak_resident_bytes);
         }
         if news.peak {
-            published.peak_bytes.store(running.peak_bytes, Release);
+            published.set(Total::PeakBytes, running.peak_bytes);
             self.peaks.store(core.book.meter.peaks(), Release);
         }
         false
@@ -343,9 +321,9 @@ impl Shared {
         self.peaks.store(meter.peaks(), Release);
         if core.book.has_overlaps() {
             let running = meter.running();
-            self.published.live_bytes.store(running.live_bytes, Release);
-            self.published.live_count.store(running.live_count, Release);
-            self.published.peak_bytes.store(running.peak_bytes, Release);
+            self.published.set(Total::LiveBytes, running.live_bytes);
+            self.published.set(Total::LiveCount, running.live_count);
+            self.published.set(Total::PeakBytes, running.peak_bytes);
             self.stale.store(true, Release);
         } else {
             self.published.write(&meter.totals(meter.pages()));

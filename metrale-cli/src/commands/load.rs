@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context;
-use metrale_cuda_backend::{DevicePtr, MetraleCudaBackend, OutOfMemory, PackedArena, Uploader};
+use metrale_cuda_backend::{DevicePtr, MetraleCudaBackend, PackedArena, Uploader};
 
 use crate::args::LoadArgs;
 use crate::model::{Catalogue, ModelInput, Shown, ShownPath, TensorSpec, label_text, scope_of};
 use crate::moment::Moment;
 use crate::render::failure::Failed;
 use crate::render::load::{LoadReport, ModelNames, Shortage};
-use crate::{Console, Exit, answered, host_room, outputs, snapshot_file};
+use crate::{Console, Exit, answered, concluded, host_room, outputs, snapshot_file};
 
 /// Runs the command.
 pub fn run(args: &LoadArgs, console: &mut Console<'_>) -> Exit {
@@ -33,14 +33,7 @@ pub fn run(args: &LoadArgs, console: &mut Console<'_>) -> Exit {
         console.remark(remark);
     }
     match load(args, &input, console) {
-        Ok(report) => {
-            let exit = report.exit();
-            let printed = console.answer_as(args.json, &report);
-            if let Some(shortage) = &report.error {
-                console.remark(&shortage.message);
-            }
-            if exit == Exit::Done { answered(printed, console) } else { exit }
-        }
+        Ok(report) => concluded(&report, report.exit(), report.error.as_ref(), args.json, console),
         Err(error) => Failed::new(input.title(), &error).say(args.json, console),
     }
 }
@@ -68,11 +61,7 @@ fn list_models(json: bool, console: &mut Console<'_>) -> Exit {
 /// Loads, measures, verifies; then frees and sweeps, whatever happened before.
 fn load(args: &LoadArgs, input: &ModelInput, console: &mut Console<'_>) -> anyhow::Result<LoadReport> {
     outputs::check(&[("--snapshot", args.snapshot.as_deref())], input.paths(&args.files))?;
-    let chosen = args.target.driver.clone().open()?;
-    if let Some(remark) = &chosen.remark {
-        console.remark(remark);
-    }
-    let backend = MetraleCudaBackend::builder().driver(chosen.driver).ordinal(args.target.device).build()?;
+    let backend = args.target.open(console)?;
     if !input.files().is_empty() {
         host_room::check(&backend, input.total_bytes())?;
     }
@@ -107,13 +96,7 @@ fn measure<'input>(
         }),
         false => fill(backend, input, uploader.as_mut(), held, console),
     };
-    let shortage = match filled {
-        Ok(()) => None,
-        Err(error) => match error.downcast_ref::<OutOfMemory>() {
-            Some(shortage) => Some(Shortage::new(shortage, format!("{error:#}"))),
-            None => return Err(error),
-        },
-    };
+    let shortage = Shortage::of(filled)?;
     let bytes_copied = match &mut uploader {
         Some(uploader) => uploader.finish()?,
         None => 0,

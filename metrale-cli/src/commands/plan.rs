@@ -13,16 +13,12 @@ use crate::model::{ModelInput, ShownPath, scope_of};
 use crate::per_op::PerOp;
 use crate::render::failure::Failed;
 use crate::render::plan::{Fit, PlanReport};
-use crate::{Console, Exit, answered, outputs};
+use crate::{Console, Exit, concluded, outputs};
 
 /// Runs the command.
 pub fn run(args: &PlanArgs, console: &mut Console<'_>) -> Exit {
     match plan(args, console) {
-        Ok(report) => {
-            let exit = report.exit();
-            let printed = console.answer_as(args.json, &report);
-            if exit == Exit::Done { answered(printed, console) } else { exit }
-        }
+        Ok(report) => concluded(&report, report.exit(), None, args.json, console),
         Err(error) => {
             let asked_for = asked_for(&args.files, args.model.as_deref());
             Failed::new(asked_for, &error).say(args.json, console)

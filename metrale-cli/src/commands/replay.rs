@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use anyhow::Context;
-use metrale_cuda_backend::{DevicePtr, MetraleCudaBackend, OutOfMemory, ScopeGuard};
+use metrale_cuda_backend::{DevicePtr, MetraleCudaBackend, ScopeGuard};
 
 use crate::allocation_log::LogNotes;
 use crate::args::ReplayArgs;
@@ -16,7 +16,7 @@ use crate::render::load::Shortage;
 use crate::render::replay::ReplayReport;
 use crate::replayed::Replayed;
 use crate::script::{Act, Operation, Script};
-use crate::{Console, Exit, answered, outputs, snapshot_file};
+use crate::{Console, Exit, concluded, outputs, snapshot_file};
 
 /// Operations between two looks at the progress bar.
 const BETWEEN_TICKS: usize = 1024;
@@ -24,14 +24,7 @@ const BETWEEN_TICKS: usize = 1024;
 /// Runs the command.
 pub fn run(args: &ReplayArgs, console: &mut Console<'_>) -> Exit {
     match replay(args, console) {
-        Ok(report) => {
-            let exit = report.exit();
-            let printed = console.answer_as(args.json, &report);
-            if let Some(shortage) = &report.error {
-                console.remark(&shortage.message);
-            }
-            if exit == Exit::Done { answered(printed, console) } else { exit }
-        }
+        Ok(report) => concluded(&report, report.exit(), report.error.as_ref(), args.json, console),
         Err(error) => Failed::new(ShownPath(&args.log).to_string(), &error).say(args.json, console),
     }
 }
@@ -50,11 +43,7 @@ fn replay(args: &ReplayArgs, console: &mut Console<'_>) -> anyhow::Result<Replay
     outputs::check(&outputs, [args.log.as_path()])?;
     let create = |path: &_| PerOp::create(path, "op,live_bytes,resident_bytes,driver_free_bytes");
     let table = args.per_op.as_deref().map(create).transpose()?;
-    let chosen = args.target.driver.clone().open()?;
-    if let Some(remark) = &chosen.remark {
-        console.remark(remark);
-    }
-    let backend = MetraleCudaBackend::builder().driver(chosen.driver).ordinal(args.target.device).build()?;
+    let backend = args.target.open(console)?;
     let mut held = vec![DevicePtr::NULL; script.places];
     let measured = measure(args, &script, &notes, &backend, &mut held, table, console);
     let swept = give_back(&backend, &held);
@@ -77,13 +66,7 @@ fn measure(
     let mut run = Run { backend, held, scope: None, table, baseline_free_bytes, done: Replayed::default() };
 
     let start = Instant::now();
-    let shortage = match run.all(script, console) {
-        Ok(()) => None,
-        Err(error) => match error.downcast_ref::<OutOfMemory>() {
-            Some(shortage) => Some(Shortage::new(shortage, format!("{error:#}"))),
-            None => return Err(error),
-        },
-    };
+    let shortage = Shortage::of(run.all(script, console))?;
     let seconds = start.elapsed().as_secs_f64();
 
     let Run { table, scope, done, .. } = run;

@@ -108,14 +108,17 @@ pub struct Shortage {
 }
 
 impl Shortage {
-    pub(crate) fn new(cause: &OutOfMemory, message: String) -> Self {
-        Self {
+    /// The shortage that ended something, if one did; any other error is passed on.
+    pub(crate) fn of(done: anyhow::Result<()>) -> anyhow::Result<Option<Self>> {
+        let Err(error) = done else { return Ok(None) };
+        let Some(cause) = error.downcast_ref::<OutOfMemory>() else { return Err(error) };
+        Ok(Some(Self {
             kind: OUT_OF_MEMORY,
             requested_bytes: cause.requested_bytes,
             free_bytes: cause.free_bytes,
             total_bytes: cause.total_bytes,
-            message,
-        }
+            message: format!("{error:#}"),
+        }))
     }
 }
 

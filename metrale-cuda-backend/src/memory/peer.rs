@@ -7,9 +7,8 @@ use metrale_ledger::{ByteSize, Whois};
 use metrale_telemetry::{LaunchArg, LaunchKind};
 
 use crate::backend::MetraleCudaBackend;
-use crate::call::{Doing, ask, failed};
+use crate::call::{Doing, failed};
 use crate::error::BadArgument;
-use crate::event::stale;
 use crate::gpu::DevicePtr;
 use crate::graph::{Capturing, Reach, Uses};
 use crate::memory::copy::{End, trace};
@@ -114,16 +113,9 @@ impl MetraleCudaBackend {
         self.bound(WHAT)?;
         self.shares_its_driver(WHAT, of)?;
         let _held = (of.hold_event(event, WHAT)?, self.hold_stream(stream, WHAT)?);
-        let wait = self.may_wait(stream, event, WHAT)?;
-        let _alone = self.joins(wait);
-        // SAFETY: no memory is passed; event and stream are held.
-        let answer = unsafe { ask!(self.driver(), cuStreamWaitEvent(stream, event, 0)) };
-        self.waited(stream, event, wait, WHAT, answer);
-        answer.map_err(|error| {
-            let doing =
-                format!("making stream {stream:#x} wait for event {event:#x} of device {}", of.ordinal());
-            failed(error, doing, stale(error))
-        })
+        let named = || format!("event {event:#x} of device {}", of.ordinal());
+        // SAFETY: event and stream are held.
+        unsafe { self.queue_wait(stream, event, WHAT, named) }
     }
 
     /// Refuses what no driver can do: to reach from one into another.

@@ -85,22 +85,26 @@ pub(crate) fn encode(
 ) -> Result<CUtensorMap, CUresult> {
     let is_later = arguments.swizzle > c::SWIZZLE_128B
         || element_bits(arguments.data_type).is_some_and(|bits| bits < 8)
-        || matches!(arguments.data_type, c::U4X16_ALIGN16B | c::U6X16_ALIGN16B);
+        || is_packed_16(arguments.data_type);
     let map =
         TiledMap::new(arguments).filter(|map| is_accepted(map, max_box_bytes) && !(before_10 && is_later));
     map.map(|map| map.encoded()).ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
+/// Whether sixteen elements of the type are spread over 16 bytes.
+const fn is_packed_16(data_type: CUtensorMapDataType) -> bool {
+    matches!(data_type, c::U4X16_ALIGN16B | c::U6X16_ALIGN16B)
+}
+
 fn is_accepted(map: &TiledMap, max_box_bytes: u64) -> bool {
     let rank = map.rank;
     let Some(element_bits) = element_bits(map.data_type) else { return false };
-    let is_packed_16 = matches!(map.data_type, c::U4X16_ALIGN16B | c::U6X16_ALIGN16B);
     let has_numbers = map.interleave <= c::INTERLEAVE_32B
         && map.swizzle <= LAST_SWIZZLE
         && map.l2_promotion <= c::L2_PROMOTION_256B
         && map.oob_fill <= c::OOB_FILL_NAN_REQUEST_ZERO_FMA;
     let has_rank = rank >= 1 && (map.interleave == c::INTERLEAVE_NONE || rank >= 3);
-    let alignment = if is_packed_16 || map.interleave == c::INTERLEAVE_32B { 32 } else { 16 };
+    let alignment = if is_packed_16(map.data_type) || map.interleave == c::INTERLEAVE_32B { 32 } else { 16 };
     let is_aligned = map.address.is_multiple_of(alignment)
         && map.strides_bytes[..rank.saturating_sub(1)]
             .iter()
