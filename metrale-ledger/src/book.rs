@@ -5,12 +5,13 @@ use std::collections::HashMap;
 use std::panic::Location;
 use std::sync::Arc;
 
+use crate::entries::Item;
 use crate::event::{Event, EventKind, Ring};
 use crate::group::{Groups, Key, NO_LABEL, Sum};
 use crate::index::{Extent, Inserted, Space, Standing};
 use crate::meter::{Change, Meter, narrow};
 use crate::misuse::{ForgetError, FreedAllocation, FreedBy, Graveyard, RecordMisuse, Recorded, Tombstone};
-use crate::page::{Flips, Item, PAGE_SHIFT, PageCounts, Where};
+use crate::page::{Flips, PAGE_SHIFT, PageCounts, Where};
 use crate::residency::covered_pages;
 use crate::shard::Known;
 use crate::snapshot::{Group, Site, Snapshot, Totals};
@@ -117,14 +118,14 @@ pub(crate) struct Book {
 }
 
 impl Book {
-    pub(crate) fn new(tombstones: usize, shards: usize) -> Self {
-        let mut device = Space::new(shards);
+    pub(crate) fn new(tombstones: usize) -> Self {
+        let mut device = Space::new();
         for shard in &mut device.shards {
             shard.graveyard = Graveyard::new(tombstones);
         }
         Self {
             device,
-            host: Space::new(1),
+            host: Space::new(),
             groups: Groups::default(),
             arenas: Arenas::default(),
             meter: Meter::new(),
@@ -169,7 +170,7 @@ impl Book {
         Known { key, scope: own(key.scope), tag: own(key.tag), held: Default::default() }
     }
 
-    #[inline]
+    /// Records what may be amiss, large, or of another kind.
     pub(crate) fn record(
         &mut self,
         addr: u64,
@@ -178,47 +179,9 @@ impl Book {
         kind: AllocKind,
         scope: Option<u32>,
     ) -> Recorded {
-        if kind == AllocKind::Device
-            && let Some(done) = self.record_small(addr, bytes, site, scope, Where::Anywhere)
-        {
-            return done;
-        }
         let index = self.meter.draw_index();
-        let key = Key { site, scope: scope.unwrap_or(NO_LABEL), tag: NO_LABEL, kind };
-        let group = self.groups.number(key);
-        let item = Item { index, group, kind, overlapped: false, free_refused: false };
-        Recorded { index, misuse: self.record_with_care(Standing { addr, bytes, item }) }
-    }
-
-    /// Records a small device allocation by the short way, if that may be taken; else does nothing.
-    #[inline]
-    pub(crate) fn record_small(
-        &mut self,
-        addr: u64,
-        bytes: usize,
-        site: &'static Location<'static>,
-        scope: Option<u32>,
-        place: Where,
-    ) -> Option<Recorded> {
-        if !self.plain || !is_small(addr, bytes) {
-            return None;
-        }
-        let kind = AllocKind::Device;
-        let key = Key { site, scope: scope.unwrap_or(NO_LABEL), tag: NO_LABEL, kind };
-        let group = self.groups.number(key);
-        let index = self.meter.next_index();
-        let item = Item { index, group, kind, overlapped: false, free_refused: false };
-        let flips = self.device.insert_clean(addr, bytes as u32, item, place)?;
-        self.meter.draw_index();
-        let after = self.meter.small_comes(bytes as u32, flips);
-        self.groups.held_mut(group).change(bytes as i128, 1, after);
-        Some(Recorded { index, misuse: None })
-    }
-
-    /// Records what may be amiss, large, or in a page of its own.
-    #[inline(never)]
-    fn record_with_care(&mut self, new: Standing) -> Option<Box<RecordMisuse>> {
-        let site = self.groups.key(new.item.group).site;
+        let group = self.groups.number(Key::new(site, scope, kind));
+        let new = Standing { addr, bytes, item: Item::new(index, group, kind) };
         let mut displaced = None;
         let inserted = match self.insert(new) {
             Inserted::BaseTaken(old) => {
@@ -230,7 +193,30 @@ impl Book {
             inserted => inserted,
         };
         self.note(EventKind::Recorded, new, site);
-        self.judge(&new, displaced, inserted)
+        Recorded { index, misuse: self.judge(&new, displaced, inserted) }
+    }
+
+    /// Records a small device allocation by the short way, if that may be taken: its index. Else does nothing.
+    #[inline(always)]
+    pub(crate) fn record_small(
+        &mut self,
+        addr: u64,
+        bytes: usize,
+        site: &'static Location<'static>,
+        scope: Option<u32>,
+        place: Where,
+    ) -> Option<u64> {
+        if !self.plain {
+            return None;
+        }
+        let group = self.groups.number_of_device(site, scope);
+        let index = self.meter.next_index();
+        let item = Item::new(index, group, AllocKind::Device);
+        let page = self.device.insert_small(addr, bytes as u32, item, place)?;
+        self.meter.draw_index();
+        let after = self.meter.small_comes(bytes as u32, || page.touch_small(true));
+        self.groups.held_mut(group).change(bytes as i128, 1, after);
+        Some(index)
     }
 
     /// Puts a record back that was taken off before a free the driver refused.
@@ -248,13 +234,7 @@ impl Book {
             tag: number(&record.tag),
             kind: record.kind,
         };
-        let item = Item {
-            index: record.index,
-            group: self.groups.number(key),
-            kind: record.kind,
-            overlapped: false,
-            free_refused: true,
-        };
+        let item = Item::new(record.index, self.groups.number(key), record.kind).free_refused();
         let back = Standing { addr, bytes: record.bytes, item };
         let misuse = match self.insert(back) {
             Inserted::BaseTaken(live) => {
@@ -275,20 +255,40 @@ impl Book {
     }
 
     /// Takes a small device allocation off, by the short way, if that may be taken and there is one.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn forget_small(
         &mut self,
         addr: u64,
         freed_at: &'static Location<'static>,
-    ) -> Option<Standing> {
+    ) -> Option<(usize, Item)> {
         if !self.plain {
             return None;
         }
-        let (gone, flips) = self.device.remove_small(addr)?;
-        let after = self.meter.small_goes(gone.bytes as u32, flips);
-        self.groups.held_mut(gone.item.group).change(-(gone.bytes as i128), -1, Some(after));
-        self.graveyard.bury(Tombstone { was: gone, freed_at, how: FreedBy::Free, phase: self.phase });
-        Some(gone)
+        let (page, gone) = self.device.remove_small(addr)?;
+        let (bytes, item) = (gone.bytes() as usize, gone.item);
+        let after = self.meter.small_goes(gone.bytes(), || page.touch_small(false));
+        if page.is_untouched() {
+            self.device.note_untouched(addr);
+        }
+        self.groups.held_mut(item.group()).change(-(bytes as i128), -1, Some(after));
+        let was = Standing { addr, bytes, item };
+        self.graveyard.bury(Tombstone { was, freed_at, how: FreedBy::Free, phase: self.phase });
+        Some((bytes, item))
+    }
+
+    /// A small device allocation as the API gives it.
+    #[inline(always)]
+    pub(crate) fn small_outward(&self, bytes: usize, item: &Item) -> AllocRecord {
+        let key = self.groups.key(item.group());
+        AllocRecord {
+            bytes,
+            site: key.site,
+            kind: AllocKind::Device,
+            scope: self.labels.name(key.scope),
+            tag: self.labels.name(key.tag),
+            index: item.index,
+            free_refused: item.is_free_refused(),
+        }
     }
 
     /// Takes `addr` off, if a record of that class has it as its base.
@@ -299,7 +299,7 @@ impl Book {
         freed_at: &'static Location<'static>,
     ) -> Result<AllocRecord, ForgetError> {
         match self.space(class).find(addr) {
-            Some(found) if Class::of(found.item.kind) == class => {
+            Some(found) if Class::of(found.item.kind()) == class => {
                 self.remove(&found, freed_at, FreedBy::Free);
                 Ok(self.outward(&found.item, found.bytes))
             }
@@ -313,7 +313,7 @@ impl Book {
 
     /// Takes every sweepable record off, in order of creation.
     pub(crate) fn drain(&mut self, freed_at: &'static Location<'static>) -> Vec<(u64, AllocRecord)> {
-        let mut all: Vec<_> = self.device.iter().filter(|s| s.item.kind.is_sweepable()).collect();
+        let mut all: Vec<_> = self.device.iter().filter(|s| s.item.kind().is_sweepable()).collect();
         all.sort_unstable_by_key(|s| s.item.index);
         all.into_iter()
             .map(|gone| {
@@ -330,7 +330,7 @@ impl Book {
             return false;
         };
         let tag = self.labels.intern(tag);
-        let old = found.item.group;
+        let old = found.item.group();
         let new = self.groups.number(Key { tag, ..self.groups.key(old) });
         if new != old {
             self.leave_peak();
@@ -412,7 +412,7 @@ impl Book {
         let ranges = |fits: fn(AllocKind) -> bool| -> Vec<(u64, u64)> {
             self.device
                 .iter()
-                .filter(|s| fits(s.item.kind))
+                .filter(|s| fits(s.item.kind()))
                 .filter_map(|s| Extent::new(s.addr, s.bytes).map(Extent::pages))
                 .collect()
         };
@@ -484,9 +484,9 @@ impl Book {
     /// Counts what was put in or taken out. The meter's pages are still those from before, of which `overlaps` speaks.
     #[inline]
     fn count(&mut self, what: &Standing, comes: bool, flips: Flips, overlaps: bool) {
-        let change = Change::of(what.item.kind, what.bytes, comes, flips);
+        let change = Change::of(what.item.kind(), what.bytes, comes, flips);
         let after = self.meter.apply(&change, overlaps);
-        self.groups.held_mut(what.item.group).change(change.bytes(), change.count(), after);
+        self.groups.held_mut(what.item.group()).change(change.bytes(), change.count(), after);
     }
 
     #[cold]
@@ -502,11 +502,11 @@ impl Book {
         if overlapped {
             self.leave_peak();
         }
-        let (inserted, pages) = self.space_mut(new.item.kind).insert(new);
+        let (inserted, pages) = self.space_mut(new.item.kind()).insert(new);
         if !matches!(inserted, Inserted::BaseTaken(_)) {
             self.count(&new, true, Flips::default(), overlapped);
             self.meter.add_pages(pages, self.device.has_overlaps());
-            if new.item.kind == AllocKind::Arena {
+            if new.item.kind() == AllocKind::Arena {
                 self.arenas.open(new.addr, new.item.index);
             }
         }
@@ -519,10 +519,10 @@ impl Book {
         if overlapped {
             self.leave_peak();
         }
-        let pages = self.space_mut(gone.item.kind).remove(gone);
+        let pages = self.space_mut(gone.item.kind()).remove(gone);
         self.count(gone, false, Flips::default(), overlapped);
         self.left(gone, freed_at, how);
-        if gone.item.kind == AllocKind::Arena {
+        if gone.item.kind() == AllocKind::Arena {
             self.arenas.close(gone.addr, gone.item.index);
         }
         self.meter.add_pages(pages, self.device.has_overlaps());
@@ -548,7 +548,7 @@ impl Book {
         scope: Option<u32>,
     ) -> Result<(), SubRangeError> {
         let (bytes, name, site) = part;
-        let found = self.device.find(arena).filter(|found| found.item.kind == AllocKind::Arena);
+        let found = self.device.find(arena).filter(|found| found.item.kind() == AllocKind::Arena);
         let owner = self.live(&found.ok_or(SubRangeError::NoArena { addr: arena })?);
         let scope = scope.and_then(|scope| self.labels.name(scope));
         // Past the end of the address space is past the end of the arena.
@@ -612,7 +612,7 @@ impl Book {
         {
             return ForgetError::SubRange { part: Box::new(part.clone()) };
         }
-        let of_space = |was: &Standing| (was.item.kind == AllocKind::Pinned) == (class == Class::Pinned);
+        let of_space = |was: &Standing| (was.item.kind() == AllocKind::Pinned) == (class == Class::Pinned);
         let owner = self.space(class).owner(addr).filter(Standing::is_own);
         let owner = owner.map(|owner| Box::new(self.live(&owner)));
         // A base that was handed out once says more than where the address lies now.
@@ -638,15 +638,15 @@ impl Book {
     /// A record as the API gives it.
     #[inline]
     pub(crate) fn outward(&self, item: &Item, bytes: usize) -> AllocRecord {
-        let key = self.groups.key(item.group);
+        let key = self.groups.key(item.group());
         AllocRecord {
             bytes,
             site: key.site,
-            kind: item.kind,
+            kind: item.kind(),
             scope: self.labels.name(key.scope),
             tag: self.labels.name(key.tag),
             index: item.index,
-            free_refused: item.free_refused,
+            free_refused: item.is_free_refused(),
         }
     }
 

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::panic::Location;
 
 use crate::AllocKind;
-use crate::page::Mixer;
+use crate::mixer::Mixer;
 
 /// No scope, no tag.
 pub(crate) const NO_LABEL: u32 = u32::MAX;
@@ -20,6 +20,13 @@ pub(crate) struct Key {
     pub(crate) scope: u32,
     pub(crate) tag: u32,
     pub(crate) kind: AllocKind,
+}
+
+impl Key {
+    #[inline]
+    pub(crate) fn new(site: &'static Location<'static>, scope: Option<u32>, kind: AllocKind) -> Self {
+        Self { site, scope: scope.unwrap_or(NO_LABEL), tag: NO_LABEL, kind }
+    }
 }
 
 /// By the address of the location: where a line has two, snapshots join them.
@@ -100,26 +107,34 @@ impl Held {
 pub(crate) struct Groups {
     numbers: HashMap<Key, u32, Mixer>,
     list: Vec<(Key, Held)>,
-    /// Neighbouring records are often of one group.
-    last: Option<(Key, u32)>,
+    /// Line, scope and number of the last group of device memory without a tag: neighbouring records are often of one group.
+    last: Option<(&'static Location<'static>, u32, u32)>,
 }
 
 impl Groups {
+    /// The number of a line's device memory without a tag.
     #[inline]
-    pub(crate) fn number(&mut self, key: Key) -> u32 {
+    pub(crate) fn number_of_device(&mut self, site: &'static Location<'static>, scope: Option<u32>) -> u32 {
+        let scope = scope.unwrap_or(NO_LABEL);
         match self.last {
-            Some((last, number)) if last == key => number,
-            _ => self.look_up(key),
+            Some((last, in_scope, number)) if std::ptr::eq(last, site) && in_scope == scope => number,
+            _ => self.look_up_device(site, scope),
         }
     }
 
-    fn look_up(&mut self, key: Key) -> u32 {
+    #[inline(never)]
+    fn look_up_device(&mut self, site: &'static Location<'static>, scope: u32) -> u32 {
+        let number = self.number(Key { site, scope, tag: NO_LABEL, kind: AllocKind::Device });
+        self.last = Some((site, scope, number));
+        number
+    }
+
+    pub(crate) fn number(&mut self, key: Key) -> u32 {
         let next = self.list.len() as u32;
         let number = *self.numbers.entry(key).or_insert(next);
         if number == next {
             self.list.push((key, Held::default()));
         }
-        self.last = Some((key, number));
         number
     }
 

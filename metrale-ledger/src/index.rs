@@ -2,7 +2,7 @@
 //! Live allocations by address: exact base, owner of an address, overlap, and the pages touched.
 //!
 //! ```text
-//!  Space ── shards:   page number mod shards ─> Pages ─> Page ── 1 region, or 64 of 32 KiB ─> blocks of entries
+//!  Space ── shards:   page number mod shards ─> Pages ─> Page ─> Entries
 //!        ├─ spanning: base ─> last byte                    (what crosses pages, or the end of all)
 //!        └─ empty:    base                                 (what has no bytes)
 //! ```
@@ -13,8 +13,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::page::{Entry, Flips, Item, PAGE_SHIFT, Page, PageCounts, Touch, Where};
-use crate::shard::Shard;
+use crate::entries::{Entry, Item};
+use crate::page::{PAGE_SHIFT, Page, PageCounts, Touch, Where};
+use crate::shard::{SHARDS, Shard};
 use crate::{AllocKind, SMALL_ALLOC_CHUNK};
 
 /// The bytes of an allocation, as an inclusive range that ends with the address space.
@@ -49,12 +50,12 @@ pub(crate) struct Standing {
 
 impl Standing {
     pub(crate) fn touch(&self) -> Touch {
-        Touch::of(self.item.kind, self.bytes)
+        Touch::of(self.item.kind(), self.bytes)
     }
 
     /// Whether it is a caller's own, which padding is not.
     pub(crate) fn is_own(&self) -> bool {
-        self.item.kind != AllocKind::Padding
+        self.item.kind() != AllocKind::Padding
     }
 
     pub(crate) fn holds(&self, addr: u64) -> bool {
@@ -82,10 +83,9 @@ struct Spanning {
 }
 
 /// One address space.
-#[derive(Default)]
 pub(crate) struct Space {
-    /// A power of two of them; none while they are dealt out.
-    pub(crate) shards: Vec<Shard>,
+    /// Empty while they are dealt out.
+    pub(crate) shards: [Shard; SHARDS],
     spanning: BTreeMap<u64, Spanning>,
     empty: BTreeMap<u64, Standing>,
     /// Live allocations that overlapped another when they were inserted. Each overlapping pair has at least one, so at 0
@@ -104,8 +104,8 @@ pub(crate) fn locate(addr: u64) -> (u64, u32) {
 
 fn entry_standing(page: u64, entry: &Entry) -> Standing {
     Standing {
-        addr: (page << PAGE_SHIFT) + u64::from(entry.offset),
-        bytes: entry.bytes as usize,
+        addr: (page << PAGE_SHIFT) + u64::from(entry.offset()),
+        bytes: entry.bytes() as usize,
         item: entry.item,
     }
 }
@@ -115,20 +115,25 @@ fn spanning_standing(base: u64, spanning: &Spanning) -> Standing {
 }
 
 impl Space {
-    pub(crate) fn new(shards: usize) -> Self {
-        let shards = (0..shards).map(|_| Shard::default()).collect();
-        Self { shards, spanning_state: 1, ..Self::default() }
+    pub(crate) fn new() -> Self {
+        Self {
+            shards: std::array::from_fn(|_| Shard::default()),
+            spanning: BTreeMap::new(),
+            empty: BTreeMap::new(),
+            overlapped: 0,
+            longest: 0,
+            spanning_state: 1,
+        }
     }
 
     #[inline]
     pub(crate) fn shard(&self, page: u64) -> &Shard {
-        &self.shards[page as usize & (self.shards.len() - 1)]
+        &self.shards[page as usize % SHARDS]
     }
 
     #[inline]
     pub(crate) fn shard_mut(&mut self, page: u64) -> &mut Shard {
-        let at = page as usize & (self.shards.len() - 1);
-        &mut self.shards[at]
+        &mut self.shards[page as usize % SHARDS]
     }
 
     fn page(&self, number: u64) -> Option<&Page> {
@@ -144,8 +149,8 @@ impl Space {
     pub(crate) fn find(&self, addr: u64) -> Option<Standing> {
         let (number, offset) = locate(addr);
         self.page(number)
-            .and_then(|page| page.find(offset))
-            .map(|(_, entry)| entry_standing(number, &entry))
+            .and_then(|page| page.entries().find(offset))
+            .map(|entry| entry_standing(number, &entry))
             .or_else(|| self.spanning.get(&addr).map(|s| spanning_standing(addr, s)))
             .or_else(|| self.empty.get(&addr).copied())
     }
@@ -154,20 +159,23 @@ impl Space {
     pub(crate) fn set_group(&mut self, addr: u64, group: u32) {
         let (number, offset) = locate(addr);
         if let Some(page) = self.shard_mut(number).pages.get_mut(number)
-            && let Some((place, _)) = page.find(offset)
+            && let Some(item) = page.item_mut(offset)
         {
-            page.item_mut(place).group = group;
+            item.set_group(group);
         } else if let Some(spanning) = self.spanning.get_mut(&addr) {
-            spanning.item.group = group;
+            spanning.item.set_group(group);
         } else if let Some(empty) = self.empty.get_mut(&addr) {
-            empty.item.group = group;
+            empty.item.set_group(group);
         }
     }
 
     /// The one whose bytes hold `addr`: of several, the one with the highest base.
     pub(crate) fn owner(&self, addr: u64) -> Option<Standing> {
         let (number, offset) = locate(addr);
-        let inner = self.page(number).and_then(|page| page.owner(offset)).map(|e| entry_standing(number, &e));
+        let inner = self
+            .page(number)
+            .and_then(|page| page.entries().owner(offset))
+            .map(|e| entry_standing(number, &e));
         let spanning = self.spanning_at(addr);
         inner.into_iter().chain(spanning).max_by_key(|s| s.addr).or_else(|| self.empty.get(&addr).copied())
     }
@@ -175,8 +183,9 @@ impl Space {
     /// All there are, in no order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Standing> {
         let pages = self.shards.iter().flat_map(|shard| shard.pages.iter());
-        let inner =
-            pages.flat_map(|(number, page)| page.entries().map(move |entry| entry_standing(number, &entry)));
+        let inner = pages.flat_map(|(number, page)| {
+            page.entries().iter().map(move |entry| entry_standing(number, &entry))
+        });
         inner
             .chain(self.spanning.iter().map(|(&base, s)| spanning_standing(base, s)))
             .chain(self.empty.values().copied())
@@ -188,28 +197,23 @@ impl Space {
         self.overlapped == 0 && self.empty.is_empty()
     }
 
-    /// Inserts what lies in one page, where neither a neighbour nor a spanning one is in the way; None, and nothing
-    /// changed, where something may be. To be asked only while the space [is plain](Self::is_plain).
-    #[inline]
-    pub(crate) fn insert_clean(&mut self, addr: u64, bytes: u32, item: Item, place: Where) -> Option<Flips> {
+    /// Inserts a small device allocation, where neither a neighbour nor a spanning one is in the way: its page, where its
+    /// touch is still to be counted. None, and nothing changed, where something may be. To be asked only while the space
+    /// [is plain](Self::is_plain).
+    #[inline(always)]
+    pub(crate) fn insert_small(
+        &mut self,
+        addr: u64,
+        bytes: u32,
+        item: Item,
+        place: Where,
+    ) -> Option<&mut Page> {
         let (number, offset) = locate(addr);
-        let at = number as usize & (self.shards.len() - 1);
-        let pages = &mut self.shards[at].pages;
-        let page = pages.open(number);
-        // A page in which something lies whole, with no end of a spanning allocation, is inside none.
-        if !(page.is_occupied() && page.spanning == 0 || self.spanning.is_empty()) || !page.suits(place) {
-            return None;
-        }
-        if !page.has_room(offset, bytes) {
-            return None;
-        }
-        let first = page.is_untouched();
-        page.put(Entry { offset, bytes, item });
-        let flips = page.touch_small(true);
-        if first {
-            pages.note_touched();
-        }
-        Some(flips)
+        let nothing_spans = self.spanning.is_empty();
+        self.shard_mut(number).pages.put_small(number, Entry::new(offset, bytes, item), |page| {
+            // A page in which something lies whole, with no end of a spanning allocation, is inside none.
+            (!page.entries().is_empty() && page.spanning == 0 || nothing_spans) && page.suits(place)
+        })
     }
 
     /// Inserts, unless the base is taken; and the change of the page counts.
@@ -234,17 +238,16 @@ impl Space {
         {
             return (Inserted::BaseTaken(other), none);
         }
-        let item = Item { overlapped: clash.is_some(), ..new.item };
+        let item = new.item.overlapped(clash.is_some());
         let (first_page, last_page) = extent.pages();
         let mut counts = none;
         if first_page == last_page && extent.last - extent.first == new.bytes as u64 - 1 {
             // Within one page, so both numbers are below 2^22.
-            let entry = Entry { offset: locate(addr).1, bytes: new.bytes as u32, item };
+            let entry = Entry::new(locate(addr).1, new.bytes as u32, item);
             let pages = &mut self.shard_mut(first_page).pages;
             let page = pages.open(first_page);
             let first = page.is_untouched();
-            page.put(entry);
-            counts.add(page.touch(new.touch(), true).into());
+            counts.add(page.put(entry).into());
             if first {
                 pages.note_touched();
             }
@@ -273,20 +276,26 @@ impl Space {
         }
     }
 
-    /// Removes the small device allocation that begins at `addr`, if there is one. To be asked only while the space
+    /// Removes the small device allocation that begins at `addr`, if there is one: its page, where its touch is still to be
+    /// taken back, and that noted where it was [the last](Page::is_untouched). To be asked only while the space
     /// [is plain](Self::is_plain).
-    #[inline]
-    pub(crate) fn remove_small(&mut self, addr: u64) -> Option<(Standing, Flips)> {
+    #[inline(always)]
+    pub(crate) fn remove_small(&mut self, addr: u64) -> Option<(&mut Page, Entry)> {
         let (number, offset) = locate(addr);
-        let at = number as usize & (self.shards.len() - 1);
-        let (entry, flips) = self.shards[at].pages.remove_small(number, offset)?;
-        Some((Standing { addr, bytes: entry.bytes as usize, item: entry.item }, flips))
+        self.shard_mut(number).pages.take_small(number, offset)
+    }
+
+    /// To be called when the last touch of the page of `addr` is gone.
+    #[inline]
+    pub(crate) fn note_untouched(&mut self, addr: u64) {
+        let (number, _) = locate(addr);
+        self.shard_mut(number).pages.note_untouched(number);
     }
 
     /// Removes what [`find`](Self::find) found; and the change of the page counts.
     pub(crate) fn remove(&mut self, gone: &Standing) -> PageCounts {
         let none = PageCounts::default();
-        if gone.item.overlapped {
+        if gone.item.is_overlapped() {
             self.overlapped -= 1;
         }
         let (number, offset) = locate(gone.addr);
@@ -347,7 +356,7 @@ impl Space {
             let page = self.page(first_page);
             let inner = page.and_then(|p| {
                 let bytes = (extent.last - extent.first + 1) as u32;
-                p.clash(locate(extent.first).1, bytes)
+                p.entries().clash(locate(extent.first).1, bytes)
             });
             if let Some(entry) = inner {
                 let found = entry_standing(first_page, &entry);
@@ -359,13 +368,13 @@ impl Space {
                 return same.or(Some(found));
             }
             // A page in which something lies whole, with no end of a spanning allocation, is inside none.
-            if !self.has_overlaps() && page.is_some_and(|p| p.is_occupied() && p.spanning == 0) {
+            if !self.has_overlaps() && page.is_some_and(|p| !p.entries().is_empty() && p.spanning == 0) {
                 return None;
             }
             return self.spanning_clash(extent);
         }
         // The same base first: a page's entry of that base is found by `find`, a spanning one by `spanning_clash`.
-        if let Some((_, entry)) = self.page(first_page).and_then(|p| p.find(locate(extent.first).1)) {
+        if let Some(entry) = self.page(first_page).and_then(|p| p.entries().find(locate(extent.first).1)) {
             return Some(entry_standing(first_page, &entry));
         }
         self.spanning_clash(extent).or_else(|| self.inner_clash(extent))
@@ -387,16 +396,17 @@ impl Space {
         let page_end = SMALL_ALLOC_CHUNK as u32;
         if let Some(page) = self.page(first_page) {
             let offset = locate(extent.first).1;
-            if let Some(entry) = page.clash(offset, page_end - offset) {
+            if let Some(entry) = page.entries().clash(offset, page_end - offset) {
                 return Some(entry_standing(first_page, &entry));
             }
         }
         if let Some(page) = self.page(last_page)
-            && let Some(entry) = page.clash(0, locate(extent.last).1 + 1)
+            && let Some(entry) = page.entries().clash(0, locate(extent.last).1 + 1)
         {
             return Some(entry_standing(last_page, &entry));
         }
-        let first_entry = |number: u64, page: &Page| page.first().map(|e| entry_standing(number, &e));
+        let first_entry =
+            |number: u64, page: &Page| page.entries().first().map(|e| entry_standing(number, &e));
         // Whatever lies in a page between is inside; the shorter of two walks finds it.
         let known: usize = self.shards.iter().map(|shard| shard.pages.len()).sum();
         if last_page - first_page - 1 <= known as u64 {

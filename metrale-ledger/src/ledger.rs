@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::book::{Book, Class};
 use crate::misuse::{ForgetError, Recorded};
+use crate::page::Where;
 use crate::shared::{Shared, Total};
 use crate::{
     AllocKind, AllocRecord, Event, Mark, ScopeGuard, Snapshot, SubRange, SubRangeError, Whois, check, scope,
@@ -217,7 +218,8 @@ impl Ledger {
     ///   each page once;
     /// - one at null, without bytes, or past the end of the address space is counted as it is (the last up to the end).
     pub fn record(&self, addr: u64, bytes: usize, site: &'static Location<'static>) -> Recorded {
-        self.record_as(addr, bytes, site, AllocKind::Device)
+        let scope = scope::current(&self.shared);
+        self.shared.record(addr, bytes, site, AllocKind::Device, scope)
     }
 
     /// [`record`](Self::record) for memory of any kind.
@@ -244,7 +246,8 @@ impl Ledger {
         site: &'static Location<'static>,
     ) -> Option<Recorded> {
         let scope = scope::current(&self.shared);
-        self.shared.record_beside(addr, bytes, site, scope)
+        let index = self.shared.record_small(addr, bytes, site, scope, Where::HeldPage)?;
+        Some(Recorded { index, misuse: None })
     }
 
     /// Takes a device or managed allocation off the ledger. Call it *before* the driver's free: the driver may hand the

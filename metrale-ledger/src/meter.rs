@@ -103,11 +103,12 @@ impl Change {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Running {
     pub(crate) live_bytes: u64,
-    pub(crate) live_count: u64,
     /// Slack and live bytes together, and so for the chunks of small allocations, whatever else lies in them: what a small
     /// allocation that comes or goes leaves as it is. They may wrap; their difference to the live bytes does not.
     slack_and_live: u64,
     chunk_rest_and_live: u64,
+    // Not beside the bytes: both would be read as one, which is slow right after each was written.
+    pub(crate) live_count: u64,
     /// There is padding, so chunk slack is bounded by slack.
     padded: bool,
     pub(crate) resident_bytes: u64,
@@ -117,32 +118,51 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    #[inline]
-    pub(crate) fn slack_bytes(&self) -> u64 {
-        self.slack_and_live.wrapping_sub(self.live_bytes)
+    /// Slack and live bytes together.
+    pub(crate) fn slack_and_live(&self) -> u64 {
+        self.slack_and_live
     }
 
-    #[inline]
-    pub(crate) fn chunk_slack_bytes(&self) -> u64 {
-        let chunk_rest = self.chunk_rest_and_live.wrapping_sub(self.live_bytes);
-        if self.padded { chunk_rest.min(self.slack_bytes()) } else { chunk_rest }
+    /// Chunk slack and live bytes together.
+    pub(crate) fn chunk_slack_and_live(&self) -> u64 {
+        let beyond_live = |sum: u64| sum.wrapping_sub(self.live_bytes);
+        if self.padded && beyond_live(self.slack_and_live) < beyond_live(self.chunk_rest_and_live) {
+            self.slack_and_live
+        } else {
+            self.chunk_rest_and_live
+        }
     }
 }
 
 /// Which totals changed beyond those that every change concerns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct News {
+pub(crate) struct News(u8);
+
+impl News {
     /// A page was touched for the first time, or left.
-    pub(crate) pages: bool,
+    pub(crate) const PAGES: Self = Self(1);
     /// There is a new peak of live bytes.
-    pub(crate) peak: bool,
+    pub(crate) const PEAK: Self = Self(2);
     /// Any of them: this was more than a small allocation.
-    pub(crate) all: bool,
+    pub(crate) const ALL: Self = Self(4);
+
+    #[inline]
+    pub(crate) fn has(self, one: Self) -> bool {
+        self.0 & one.0 != 0
+    }
+
+    #[inline]
+    fn add(&mut self, one: Self) {
+        self.0 |= one.0;
+    }
 }
 
 /// The totals, exact where no lane is open.
 pub(crate) struct Meter {
     running: Running,
+    /// The running live bytes and count that the sums know of. Since then only small allocations came and went, and the
+    /// difference is theirs.
+    summed: (u64, u64),
     news: News,
     /// Counts the peaks.
     peaks: u64,
@@ -166,6 +186,7 @@ impl Meter {
     pub(crate) fn new() -> Self {
         Self {
             running: Running::default(),
+            summed: (0, 0),
             news: News::default(),
             peaks: 0,
             kept_for: u64::MAX,
@@ -210,7 +231,19 @@ impl Meter {
     }
 
     fn sum(&self, account: Account) -> Sum {
-        self.sums[account as usize]
+        let mut sum = self.sums[account as usize];
+        if account == Account::Small {
+            let (bytes, count) = self.not_summed();
+            sum.change(bytes, count);
+        }
+        sum
+    }
+
+    /// What small allocations changed since the sums were brought up to date.
+    fn not_summed(&self) -> (i128, i64) {
+        let since = |now: u64, then: u64| now.wrapping_sub(then) as i64;
+        let (bytes, count) = self.summed;
+        (since(self.running.live_bytes, bytes).into(), since(self.running.live_count, count))
     }
 
     fn device(&self) -> Sum {
@@ -226,7 +259,7 @@ impl Meter {
 
     /// How many live allocations of every kind but padding there are.
     pub(crate) fn count_of_own(&self) -> usize {
-        let all = self.sums.iter().map(|sum| sum.count).sum::<i64>();
+        let all = self.sums.iter().map(|sum| sum.count).sum::<i64>() + self.not_summed().1;
         (all - self.sum(Account::Padding).count) as usize
     }
 
@@ -277,7 +310,11 @@ impl Meter {
 
     /// Brings the running totals up to date after what was not a small allocation on its own.
     fn settle(&mut self) {
+        let (bytes, count) = self.not_summed();
+        self.sums[Account::Small as usize].change(bytes, count);
+        self.summed = (self.running.live_bytes, self.running.live_count);
         let totals = self.totals(self.pages);
+        self.summed = (totals.live_bytes, totals.live_count);
         self.running = Running {
             live_bytes: totals.live_bytes,
             live_count: totals.live_count,
@@ -289,7 +326,7 @@ impl Meter {
             peak_bytes: totals.peak_bytes,
             peak_resident_bytes: totals.peak_resident_bytes,
         };
-        self.news.all = true;
+        self.news.add(News::ALL);
     }
 
     /// Whether small allocations may be counted by the short way: with no lane open, and every total far from 64 bits.
@@ -298,48 +335,53 @@ impl Meter {
         self.open == 0 && totals.iter().all(|total| *total < 1 << 62)
     }
 
-    /// [`apply`](Self::apply) for a small device allocation that comes, by the short way.
-    #[inline]
-    pub(crate) fn small_comes(&mut self, bytes: u32, flips: Flips) -> Option<u64> {
+    /// [`apply`](Self::apply) for a small device allocation that comes, by the short way; `touch` counts its touch.
+    #[inline(always)]
+    pub(crate) fn small_comes(&mut self, bytes: u32, touch: impl FnOnce() -> Flips) -> Option<u64> {
         let live_bytes = self.running.live_bytes + u64::from(bytes);
-        if live_bytes <= self.running.peak_bytes {
-            if self.is_at_peak() {
-                self.keep_peak(self.pages);
-            }
-            self.small_moves(bytes.into(), 1, flips);
-            return Some(self.peaks);
+        let is_peak = live_bytes > self.running.peak_bytes;
+        if !is_peak && self.is_at_peak() {
+            self.keep_peak(self.pages);
         }
-        self.small_moves(bytes.into(), 1, flips);
-        self.running.peak_bytes = live_bytes;
-        self.peak_bytes = live_bytes.into();
-        self.peaks += 1;
-        self.news.peak = true;
-        None
+        self.running.live_bytes = live_bytes;
+        self.running.live_count += 1;
+        self.flip(touch());
+        if is_peak {
+            self.note_peak();
+        }
+        (!is_peak).then_some(self.peaks)
     }
 
-    /// [`apply`](Self::apply) for a small device allocation that goes, by the short way.
-    #[inline]
-    pub(crate) fn small_goes(&mut self, bytes: u32, flips: Flips) -> u64 {
+    /// [`apply`](Self::apply) for a small device allocation that goes, by the short way; `touch` takes its touch back.
+    #[inline(always)]
+    pub(crate) fn small_goes(&mut self, bytes: u32, touch: impl FnOnce() -> Flips) -> u64 {
         if self.is_at_peak() {
             self.keep_peak(self.pages);
         }
-        self.small_moves(-i64::from(bytes), -1, flips);
+        self.running.live_bytes -= u64::from(bytes);
+        self.running.live_count -= 1;
+        self.flip(touch());
         self.peaks
     }
 
+    /// Takes note of a new peak of live bytes.
     #[inline]
-    fn small_moves(&mut self, bytes: i64, count: i64, flips: Flips) {
-        self.sums[Account::Small as usize].change(bytes.into(), count);
-        let running = &mut self.running;
-        running.live_bytes = running.live_bytes.wrapping_add_signed(bytes);
-        running.live_count = running.live_count.wrapping_add_signed(count);
-        if !flips.is_none() {
-            self.flip(flips);
-        }
+    fn note_peak(&mut self) {
+        self.running.peak_bytes = self.running.live_bytes;
+        self.peak_bytes = self.running.live_bytes.into();
+        self.peaks += 1;
+        self.news.add(News::PEAK);
     }
 
     #[inline]
     fn flip(&mut self, flips: Flips) {
+        if !flips.is_none() {
+            self.flip_pages(flips);
+        }
+    }
+
+    #[inline(never)]
+    fn flip_pages(&mut self, flips: Flips) {
         self.pages.add(flips.into());
         let page = |flip: i8| (i64::from(flip) << SMALL_ALLOC_CHUNK.trailing_zeros()) as u64;
         let running = &mut self.running;
@@ -351,7 +393,7 @@ impl Meter {
             running.peak_resident_bytes = running.resident_bytes;
             self.peak_resident = running.resident_bytes.into();
         }
-        self.news.pages = true;
+        self.news.add(News::PAGES);
     }
 
     pub(crate) fn reset_peak(&mut self, pages: PageCounts) {

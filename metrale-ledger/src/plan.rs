@@ -31,7 +31,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::group::NO_LABEL;
-use crate::page::Mixer;
+use crate::mixer::Mixer;
 use crate::placement::{PackingRule, Placement, PlacementError, PlacementId};
 
 pub use orders::{Order, Orders};

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use crate::index::Extent;
-use crate::page::Mixer;
+use crate::mixer::Mixer;
 
 /// Bytes that the chunks of small allocations hold beyond the allocations themselves.
 ///

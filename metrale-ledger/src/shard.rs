@@ -6,7 +6,14 @@ use std::sync::Arc;
 
 use crate::group::{Held, Key};
 use crate::misuse::Graveyard;
-use crate::page::{Mixer, Pages};
+use crate::mixer::Mixer;
+use crate::pages::Pages;
+
+/// Small enough to call all back in a microsecond, large enough that eight threads seldom want the same one.
+#[cfg(not(loom))]
+pub(crate) const SHARDS: usize = 32;
+#[cfg(loom)]
+pub(crate) const SHARDS: usize = 2;
 
 /// A group as a shard knows it.
 pub(crate) struct Known {

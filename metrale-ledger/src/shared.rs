@@ -17,22 +17,17 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use crate::book::{Book, Class, is_small};
-use crate::group::{Key, NO_LABEL};
+use crate::entries::{Entry, Item};
+use crate::group::Key;
 use crate::index::{Extent, Standing, locate};
-use crate::meter::{Change, Lane};
+use crate::meter::{Change, Lane, News, Running};
 use crate::misuse::{ForgetError, FreedBy, Recorded, Tombstone};
-use crate::page::{Entry, Item, Where};
-use crate::shard::Shard;
+use crate::page::{Page, Where};
+use crate::shard::{SHARDS, Shard};
 use crate::snapshot::Totals;
 use crate::sync::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use crate::sync::{Apart, AtomicBool, AtomicU64, Mutex, MutexGuard, thread_number};
 use crate::{AllocKind, AllocRecord, LiveAllocation, Snapshot};
-
-/// Small enough to call all back in a microsecond, large enough that eight threads seldom want the same one.
-#[cfg(not(loom))]
-const SHARDS: usize = 32;
-#[cfg(loom)]
-const SHARDS: usize = 2;
 
 /// Threads beyond this number share lanes. A lane is a bit of the meter's.
 #[cfg(not(loom))]
@@ -82,26 +77,42 @@ pub(crate) enum Total {
 
 /// Totals for reading without the lock; written under it.
 #[derive(Default)]
-struct Published([AtomicU64; Total::PaddingBytes as usize + 1]);
+struct Published {
+    /// The two kinds of slack are kept together with the live bytes, a sum that small allocations seldom change.
+    cells: [AtomicU64; Total::PaddingBytes as usize + 1],
+    /// Odd while more is written than live bytes and count, and then higher.
+    edition: AtomicU64,
+}
 
 impl Published {
     #[inline]
-    fn cell(&self, total: Total) -> &AtomicU64 {
-        &self.0[total as usize]
+    fn set(&self, total: Total, value: u64) {
+        self.cells[total as usize].store(value, Release);
     }
 
     #[inline]
-    fn set(&self, total: Total, value: u64) {
-        self.cell(total).store(value, Release);
+    fn get(&self, total: Total) -> u64 {
+        self.cells[total as usize].load(Acquire)
+    }
+
+    /// Writes live bytes and count, and what else changed.
+    fn publish(&self, running: &Running, write: impl FnOnce(&Self)) {
+        let edition = self.edition.load(Relaxed);
+        self.edition.store(edition + 1, Release);
+        self.set(Total::LiveBytes, running.live_bytes);
+        self.set(Total::LiveCount, running.live_count);
+        write(self);
+        self.edition.store(edition + 2, Release);
     }
 
     fn write(&self, totals: &Totals) {
+        let with_live = |slack: u64| slack.wrapping_add(totals.live_bytes);
         for (total, value) in [
             (Total::LiveBytes, totals.live_bytes),
             (Total::LiveCount, totals.live_count),
             (Total::ResidentBytes, totals.resident_bytes),
-            (Total::SlackBytes, totals.slack_bytes),
-            (Total::ChunkSlackBytes, totals.chunk_slack_bytes),
+            (Total::SlackBytes, with_live(totals.slack_bytes)),
+            (Total::ChunkSlackBytes, with_live(totals.chunk_slack_bytes)),
             (Total::PeakBytes, totals.peak_bytes),
             (Total::PeakResidentBytes, totals.peak_resident_bytes),
             (Total::ArenaBytes, totals.arena_bytes),
@@ -113,6 +124,17 @@ impl Published {
         ] {
             self.set(total, value);
         }
+    }
+
+    /// A total of one moment; none where it takes several cells, and they were written meanwhile.
+    #[inline]
+    fn read(&self, total: Total) -> Option<u64> {
+        if !matches!(total, Total::SlackBytes | Total::ChunkSlackBytes) {
+            return Some(self.get(total));
+        }
+        let edition = self.edition.load(Acquire);
+        let slack = self.get(total).wrapping_sub(self.get(Total::LiveBytes));
+        (edition & 1 == 0 && self.edition.load(Acquire) == edition).then_some(slack)
     }
 }
 
@@ -148,7 +170,7 @@ enum Dealt<T> {
 impl Shared {
     pub(crate) fn new(tombstones: usize) -> Self {
         let core = Core {
-            book: Book::new(tombstones, SHARDS),
+            book: Book::new(tombstones),
             dealt: false,
             meetings: 0,
             last_met: 0,
@@ -195,7 +217,9 @@ impl Shared {
         drop(core);
         let shards: [Option<Shard>; SHARDS] = from_fn(|i| self.shards[i].lock().take());
         let mut core = self.core.lock();
-        core.book.device.shards.extend(shards.into_iter().flatten());
+        for (place, shard) in core.book.device.shards.iter_mut().zip(shards) {
+            *place = shard.unwrap_or_default();
+        }
         core.dealt = false;
         core.book.phase += 1;
         self.close_lanes(&mut core);
@@ -223,7 +247,8 @@ impl Shared {
         }
         core.book.phase += 1;
         let (phase, spanning_state) = (core.book.phase, core.book.device.spanning_state);
-        for (place, mut shard) in self.shards.iter().zip(core.book.device.shards.drain(..)) {
+        for (place, shard) in self.shards.iter().zip(&mut core.book.device.shards) {
+            let mut shard = std::mem::take(shard);
             shard.phase = phase;
             shard.spanning_state = spanning_state;
             *place.lock() = Some(shard);
@@ -279,38 +304,35 @@ impl Shared {
     /// Makes the totals readable.
     #[inline]
     fn publish(&self, core: &mut Core) {
-        let running = core.book.meter.running();
-        let published = &self.published;
-        published.set(Total::LiveBytes, running.live_bytes);
-        published.set(Total::LiveCount, running.live_count);
-        if core.book.meter.has_news() && self.publish_news(core) {
-            return;
+        if core.book.meter.has_news() {
+            return self.publish_news(core);
         }
         let running = core.book.meter.running();
-        published.set(Total::SlackBytes, running.slack_bytes());
-        published.set(Total::ChunkSlackBytes, running.chunk_slack_bytes());
+        self.published.set(Total::LiveBytes, running.live_bytes);
+        self.published.set(Total::LiveCount, running.live_count);
     }
 
-    /// Makes those totals readable that small allocations seldom change; or all, and answers so, where there was more.
-    #[inline]
-    fn publish_news(&self, core: &mut Core) -> bool {
+    /// Makes those totals readable, too, that small allocations seldom change; or all, where there was more.
+    #[inline(never)]
+    fn publish_news(&self, core: &mut Core) {
         let news = core.book.meter.take_news();
-        if news.all {
-            self.publish_all(core);
-            return true;
+        if news.has(News::ALL) {
+            return self.publish_all(core);
         }
         let running = core.book.meter.running();
-        let published = &self.published;
-        if news.pages {
-            published.set(Total::ResidentBytes, running.resident_bytes);
-            published.set(Total::ArenaResidentBytes, running.arena_resident_bytes);
-            published.set(Total::PeakResidentBytes, running.peak_resident_bytes);
-        }
-        if news.peak {
-            published.set(Total::PeakBytes, running.peak_bytes);
-            self.peaks.store(core.book.meter.peaks(), Release);
-        }
-        false
+        self.published.publish(running, |published| {
+            if news.has(News::PAGES) {
+                published.set(Total::ResidentBytes, running.resident_bytes);
+                published.set(Total::SlackBytes, running.slack_and_live());
+                published.set(Total::ChunkSlackBytes, running.chunk_slack_and_live());
+                published.set(Total::ArenaResidentBytes, running.arena_resident_bytes);
+                published.set(Total::PeakResidentBytes, running.peak_resident_bytes);
+            }
+            if news.has(News::PEAK) {
+                published.set(Total::PeakBytes, running.peak_bytes);
+                self.peaks.store(core.book.meter.peaks(), Release);
+            }
+        });
     }
 
     #[inline(never)]
@@ -319,24 +341,25 @@ impl Shared {
         core.book.look_ahead();
         let meter = &core.book.meter;
         self.peaks.store(meter.peaks(), Release);
-        if core.book.has_overlaps() {
-            let running = meter.running();
-            self.published.set(Total::LiveBytes, running.live_bytes);
-            self.published.set(Total::LiveCount, running.live_count);
-            self.published.set(Total::PeakBytes, running.peak_bytes);
-            self.stale.store(true, Release);
-        } else {
-            self.published.write(&meter.totals(meter.pages()));
-            self.stale.store(false, Release);
-        }
+        let (running, overlaps) = (meter.running(), core.book.has_overlaps());
+        self.published.publish(running, |published| {
+            if overlaps {
+                published.set(Total::PeakBytes, running.peak_bytes);
+            } else {
+                published.write(&meter.totals(meter.pages()));
+            }
+        });
+        self.stale.store(overlaps, Release);
     }
 
-    /// One of the totals: one load, where no lane is open and nothing overlaps.
+    /// One of the totals: a few loads, where no lane is open and nothing overlaps.
     #[inline]
     pub(crate) fn read(&self, total: Total) -> usize {
         let state = self.lanes_state.load(Acquire);
-        if state & 1 == 0 && !self.stale.load(Acquire) {
-            let value = self.published.cell(total).load(Acquire);
+        if state & 1 == 0
+            && !self.stale.load(Acquire)
+            && let Some(value) = self.published.read(total)
+        {
             // Had a lane opened in between, the value might lack what was counted there.
             if self.lanes_state.load(Acquire) == state {
                 return value as usize;
@@ -350,7 +373,7 @@ impl Shared {
         let mut core = self.core.lock();
         if core.book.has_overlaps() {
             let totals = core.book.settled_totals();
-            self.published.write(&totals);
+            self.published.publish(core.book.meter.running(), |published| published.write(&totals));
             // The overlap lasts, but no change can come between: every change says so itself.
             self.stale.store(false, Release);
         } else {
@@ -358,7 +381,7 @@ impl Shared {
             self.publish(&mut core);
         }
         // Under the lock, so no change can come between.
-        self.published.cell(total).load(Acquire) as usize
+        self.published.read(total).unwrap_or_default() as usize
     }
 
     // Dealt out.
@@ -437,11 +460,11 @@ impl Shared {
         site: &'static Location<'static>,
         scope: Option<u32>,
         allowed: Where,
-    ) -> Dealt<Recorded> {
+    ) -> Dealt<u64> {
         let (number, offset) = locate(addr);
         let mut place = self.shards[number as usize % SHARDS].lock();
         let Some(shard) = place.as_mut() else { return Dealt::TakesWhole };
-        let key = Key { site, scope: scope.unwrap_or(NO_LABEL), tag: NO_LABEL, kind: AllocKind::Device };
+        let key = Key::new(site, scope, AllocKind::Device);
         let group = match shard.numbers.get(&key) {
             Some(&group) => group,
             None => {
@@ -453,53 +476,57 @@ impl Shared {
             }
         };
         let spanning_state = shard.spanning_state;
-        let page = shard.pages.open(number);
-        if !page.suits(allowed) {
-            return Dealt::TakesWhole;
-        }
-        // As for the whole; what is known of an empty page stays true, since nothing spanning comes while this is dealt out.
-        let sure = page.is_occupied() && page.spanning == 0 || page.clear_as_of == spanning_state;
-        if !sure {
-            let core = self.core.lock();
-            if core.book.device.is_page_clear(number) {
-                page.clear_as_of = spanning_state;
-            } else if Extent::new(addr, bytes).is_none_or(|extent| !core.book.device.is_clear(extent)) {
-                return Dealt::TakesWhole;
-            }
-        }
-        if !page.has_room(offset, bytes as u32) {
-            return Dealt::TakesWhole;
-        }
-        let first = page.is_untouched();
-        let counts = page.touch_small(true);
-        let change = Change::of(AllocKind::Device, bytes, true, counts);
+        let item = Item::new(0, group, AllocKind::Device);
+        let page = shard.pages.put_small(number, Entry::new(offset, bytes as u32, item), |page| {
+            // As for the whole; what is known of an empty page stays true, since nothing spanning comes while this is dealt
+            // out.
+            let sure = !page.entries().is_empty() && page.spanning == 0;
+            page.suits(allowed)
+                && (sure
+                    || page.clear_as_of == spanning_state
+                    || self.is_clear(page, spanning_state, addr, bytes))
+        });
+        let Some(page) = page else { return Dealt::TakesWhole };
+        let change = Change::of(AllocKind::Device, bytes, true, page.touch_small(true));
         let (index, after, back) = self.count(&change);
-        let item = Item { index, group, kind: AllocKind::Device, overlapped: false, free_refused: false };
-        page.put(Entry { offset, bytes: bytes as u32, item });
-        if first {
-            shard.pages.note_touched();
+        if let Some(item) = page.item_mut(offset) {
+            item.index = index;
         }
         if let Some(known) = shard.groups.get_mut(&group) {
             known.held.change(change.bytes(), 1, after);
         }
-        let answer = Recorded { index, misuse: None };
-        if back { Dealt::DoneAndBack(answer) } else { Dealt::Done(answer) }
+        if back { Dealt::DoneAndBack(index) } else { Dealt::Done(index) }
+    }
+
+    /// Whether no spanning allocation is in the way of that range in that page.
+    #[cold]
+    fn is_clear(&self, page: &mut Page, spanning_state: u64, addr: u64, bytes: usize) -> bool {
+        let core = self.core.lock();
+        let device = &core.book.device;
+        if device.is_page_clear(page.number()) {
+            page.clear_as_of = spanning_state;
+            return true;
+        }
+        Extent::new(addr, bytes).is_some_and(|extent| device.is_clear(extent))
     }
 
     fn forget_dealt(&self, addr: u64, freed_at: &'static Location<'static>) -> Dealt<AllocRecord> {
         let (number, offset) = locate(addr);
         let mut place = self.shards[number as usize % SHARDS].lock();
         let Some(shard) = place.as_mut() else { return Dealt::TakesWhole };
-        let Some((entry, counts)) = shard.pages.remove_small(number, offset) else {
+        let Some((page, entry)) = shard.pages.take_small(number, offset) else {
             return Dealt::TakesWhole;
         };
-        let bytes = entry.bytes as usize;
-        let change = Change::of(AllocKind::Device, bytes, false, counts);
+        let bytes = entry.bytes() as usize;
+        let change = Change::of(AllocKind::Device, bytes, false, page.touch_small(false));
+        if page.is_untouched() {
+            shard.pages.note_untouched(number);
+        }
         let (_, after, back) = self.count(&change);
         let known = shard
             .groups
-            .entry(entry.item.group)
-            .or_insert_with(|| self.core.lock().book.known(entry.item.group));
+            .entry(entry.item.group())
+            .or_insert_with(|| self.core.lock().book.known(entry.item.group()));
         known.held.change(change.bytes(), -1, after);
         let record = AllocRecord {
             bytes,
@@ -508,7 +535,7 @@ impl Shared {
             scope: known.scope.clone(),
             tag: known.tag.clone(),
             index: entry.item.index,
-            free_refused: entry.item.free_refused,
+            free_refused: entry.item.is_free_refused(),
         };
         let was = Standing { addr, bytes, item: entry.item };
         shard.graveyard.bury(Tombstone { was, freed_at, how: FreedBy::Free, phase: shard.phase });
@@ -529,7 +556,7 @@ impl Shared {
 
     // Operations.
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn record(
         &self,
         addr: u64,
@@ -538,19 +565,51 @@ impl Shared {
         kind: AllocKind,
         scope: Option<u32>,
     ) -> Recorded {
-        match self.whole_often() {
-            Some(mut core) => {
-                let answer = core.book.record(addr, bytes, site, kind, scope);
-                self.publish(&mut core);
-                answer
-            }
-            None => self.record_apart(addr, bytes, site, kind, scope),
+        if kind == AllocKind::Device
+            && let Some(index) = self.record_small(addr, bytes, site, scope, Where::Anywhere)
+        {
+            return Recorded { index, misuse: None };
         }
+        self.record_with_care(addr, bytes, site, kind, scope)
     }
 
-    /// [`record`](Self::record) while the shards are dealt out.
+    /// Records a small device allocation, if there is a place for it and nothing amiss: its index. Else nothing is done.
+    // Always, as what it calls: one frame, and what it answers in registers, are half of what it would cost otherwise.
+    #[inline(always)]
+    pub(crate) fn record_small(
+        &self,
+        addr: u64,
+        bytes: usize,
+        site: &'static Location<'static>,
+        scope: Option<u32>,
+        place: Where,
+    ) -> Option<u64> {
+        if !is_small(addr, bytes) {
+            return None;
+        }
+        let Some(mut core) = self.whole_often() else {
+            return self.record_apart(addr, bytes, site, scope, place);
+        };
+        let index = core.book.record_small(addr, bytes, site, scope, place)?;
+        self.publish(&mut core);
+        Some(index)
+    }
+
+    /// [`record_small`](Self::record_small) while the shards are dealt out.
     #[inline(never)]
     fn record_apart(
+        &self,
+        addr: u64,
+        bytes: usize,
+        site: &'static Location<'static>,
+        scope: Option<u32>,
+        place: Where,
+    ) -> Option<u64> {
+        self.finish(self.record_dealt(addr, bytes, site, scope, place))
+    }
+
+    #[inline(never)]
+    fn record_with_care(
         &self,
         addr: u64,
         bytes: usize,
@@ -558,36 +617,10 @@ impl Shared {
         kind: AllocKind,
         scope: Option<u32>,
     ) -> Recorded {
-        if kind == AllocKind::Device
-            && is_small(addr, bytes)
-            && let Some(done) = self.finish(self.record_dealt(addr, bytes, site, scope, Where::Anywhere))
-        {
-            return done;
-        }
         let mut core = self.whole();
         let answer = core.book.record(addr, bytes, site, kind, scope);
         self.publish(&mut core);
         answer
-    }
-
-    /// [`record`](Self::record) for a small device allocation in a page that is held already; else nothing is done.
-    #[inline]
-    pub(crate) fn record_beside(
-        &self,
-        addr: u64,
-        bytes: usize,
-        site: &'static Location<'static>,
-        scope: Option<u32>,
-    ) -> Option<Recorded> {
-        let Some(mut core) = self.whole_often() else {
-            if !is_small(addr, bytes) {
-                return None;
-            }
-            return self.finish(self.record_dealt(addr, bytes, site, scope, Where::HeldPage));
-        };
-        let done = core.book.record_small(addr, bytes, site, scope, Where::HeldPage)?;
-        self.publish(&mut core);
-        Some(done)
     }
 
     /// Takes a small device allocation off, if there is one; else it is left to `otherwise`. The answer is made where it is
@@ -602,9 +635,9 @@ impl Shared {
     ) -> T {
         match self.whole_often() {
             Some(mut core) => {
-                if let Some(gone) = core.book.forget_small(addr, freed_at) {
+                if let Some((bytes, item)) = core.book.forget_small(addr, freed_at) {
                     self.publish(&mut core);
-                    return done(core.book.outward(&gone.item, gone.bytes));
+                    return done(core.book.small_outward(bytes, &item));
                 }
             }
             None => {
@@ -619,13 +652,7 @@ impl Shared {
     /// [`forget_small`](Self::forget_small) while the shards are dealt out.
     #[inline(never)]
     fn forget_apart(&self, addr: u64, freed_at: &'static Location<'static>) -> Option<AllocRecord> {
-        if let Some(record) = self.finish(self.forget_dealt(addr, freed_at)) {
-            return Some(record);
-        }
-        let mut core = self.whole();
-        let gone = core.book.forget_small(addr, freed_at)?;
-        self.publish(&mut core);
-        Some(core.book.outward(&gone.item, gone.bytes))
+        self.finish(self.forget_dealt(addr, freed_at))
     }
 
     pub(crate) fn forget(

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use super::row::{Action, Row};
-use crate::page::Mixer;
+use crate::mixer::Mixer;
 use crate::placement::PlacementError;
 use crate::plan::{Plan, PlanError, Step};
 

@@ -1,0 +1,476 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The allocations that lie whole in one 2 MiB page.
+//!
+//! ```text
+//!  Entries ── slots: the grain of a base, hashed ─> entry          one look at one place, as a rule
+//!          └─ sheet: a bit for each grain of 512 bytes             whether an entry has a byte of it
+//!              └─ fine: base ─> entry                              where two entries share a grain, all of them instead
+//! ```
+//! A driver rounds to 512 bytes, so what it gives out never shares a grain: a few bits tell whether there is room, and no
+//! neighbour is looked at. Whoever records other ranges, with padding beside them or of an allocator of his own, may share
+//! one; such a page keeps its entries in order instead, until it is empty. All its grains are then marked and all its slots
+//! free, so that the short ways lead to nothing and nobody has to ask which sort of page it is.
+
+use std::collections::BTreeMap;
+
+use crate::page::{PAGE_SHIFT, Touch};
+use crate::{AllocKind, SMALL_ALLOC_CHUNK};
+
+/// Bytes to which a driver rounds, as a shift.
+const GRAIN_SHIFT: u32 = 9;
+/// Words of a sheet.
+const WORDS: usize = 1 << (PAGE_SHIFT - GRAIN_SHIFT - u64::BITS.trailing_zeros());
+/// The offset of a free slot; no entry has it.
+const FREE: u32 = u32::MAX;
+
+/// What is kept of a live allocation besides its place and size. In whole words, as entries are: what is written in parts
+/// and read as one makes a processor wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Item {
+    pub(crate) index: u64,
+    /// From the lowest bit: its line, scope, tag and kind, as a number of the book's; the kind; flags.
+    rest: u64,
+}
+
+impl Item {
+    const KIND_SHIFT: u32 = u32::BITS;
+    const KIND: u64 = 0xff << Self::KIND_SHIFT;
+    /// It overlapped another when it was inserted.
+    const OVERLAPPED: u64 = 1 << 40;
+    const FREE_REFUSED: u64 = 1 << 41;
+
+    #[inline]
+    pub(crate) const fn new(index: u64, group: u32, kind: AllocKind) -> Self {
+        Self { index, rest: group as u64 | (kind as u64) << Self::KIND_SHIFT }
+    }
+
+    #[inline]
+    pub(crate) fn group(&self) -> u32 {
+        self.rest as u32
+    }
+
+    pub(crate) fn set_group(&mut self, group: u32) {
+        self.rest = self.rest & !u64::from(u32::MAX) | u64::from(group);
+    }
+
+    pub(crate) fn kind(&self) -> AllocKind {
+        const KINDS: [AllocKind; 4] =
+            [AllocKind::Device, AllocKind::Managed, AllocKind::Arena, AllocKind::Pinned];
+        let number = (self.rest & Self::KIND) >> Self::KIND_SHIFT;
+        KINDS.into_iter().find(|kind| *kind as u64 == number).unwrap_or(AllocKind::Padding)
+    }
+
+    #[inline]
+    pub(crate) fn is_device(&self) -> bool {
+        self.rest & Self::KIND == (AllocKind::Device as u64) << Self::KIND_SHIFT
+    }
+
+    pub(crate) fn is_overlapped(&self) -> bool {
+        self.rest & Self::OVERLAPPED != 0
+    }
+
+    #[inline]
+    pub(crate) fn is_free_refused(&self) -> bool {
+        self.rest & Self::FREE_REFUSED != 0
+    }
+
+    /// The same, told to have overlapped another or not.
+    pub(crate) fn overlapped(self, overlapped: bool) -> Self {
+        let others = self.rest & !Self::OVERLAPPED;
+        Self { rest: if overlapped { others | Self::OVERLAPPED } else { others }, ..self }
+    }
+
+    /// The same, whose free the driver refused.
+    pub(crate) fn free_refused(self) -> Self {
+        Self { rest: self.rest | Self::FREE_REFUSED, ..self }
+    }
+}
+
+/// An allocation that lies whole in a page.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry {
+    /// Where it begins in the page, and behind that in the word, its bytes.
+    range: u64,
+    pub(crate) item: Item,
+}
+
+impl Entry {
+    const FREE: Self = Self::new(FREE, 0, Item::new(0, 0, AllocKind::Device));
+
+    #[inline]
+    pub(crate) const fn new(offset: u32, bytes: u32, item: Item) -> Self {
+        Self { range: offset as u64 | (bytes as u64) << u32::BITS, item }
+    }
+
+    #[inline]
+    pub(crate) fn offset(&self) -> u32 {
+        self.range as u32
+    }
+
+    #[inline]
+    pub(crate) fn bytes(&self) -> u32 {
+        (self.range >> u32::BITS) as u32
+    }
+
+    #[inline]
+    pub(crate) fn end(&self) -> u32 {
+        self.offset() + self.bytes()
+    }
+
+    #[inline]
+    fn is_free(&self) -> bool {
+        self.offset() == FREE
+    }
+
+    /// Whether it is a device allocation smaller than a chunk.
+    #[inline]
+    pub(crate) fn is_small(&self) -> bool {
+        self.item.is_device() && u64::from(self.bytes()) < SMALL_ALLOC_CHUNK
+    }
+
+    pub(crate) fn touch(&self) -> Touch {
+        Touch::of(self.item.kind(), self.bytes() as usize)
+    }
+
+    fn meets(&self, offset: u32, end: u32) -> bool {
+        self.offset() < end && self.end() > offset
+    }
+}
+
+/// The grains of a page that entries have bytes of.
+struct Sheet {
+    grains: [u64; WORDS],
+    /// The entries, where two of them share a grain.
+    fine: Option<Box<Fine>>,
+}
+
+/// Entries by base.
+#[derive(Default)]
+struct Fine {
+    entries: BTreeMap<u32, Entry>,
+    /// None of them has more bytes.
+    longest: u32,
+}
+
+/// The bits of one word from those of the grain of `first` to those of the grain of `last`, and which word; none where they
+/// are in several.
+#[inline]
+fn bits(first: u32, last: u32) -> Option<(usize, u64)> {
+    let (first, last) = (first >> GRAIN_SHIFT, last >> GRAIN_SHIFT);
+    let bits = (u64::MAX << (first % u64::BITS)) & (u64::MAX >> (u64::BITS - 1 - last % u64::BITS));
+    (first / u64::BITS == last / u64::BITS).then_some((first as usize / u64::BITS as usize % WORDS, bits))
+}
+
+/// The words with grains from `first` to `last`, and their bits.
+fn words(first: u32, last: u32) -> impl Iterator<Item = (usize, u64)> {
+    let step = u64::BITS << GRAIN_SHIFT;
+    (first / step..=last / step)
+        .filter_map(move |word| bits(first.max(word * step), last.min(word * step + (step - 1))))
+}
+
+impl Sheet {
+    fn new() -> Self {
+        Self { grains: [0; WORDS], fine: None }
+    }
+
+    /// Whether no grain from that of `first` to that of `last` is marked.
+    #[inline]
+    fn is_clear(&self, first: u32, last: u32) -> bool {
+        match bits(first, last) {
+            Some((word, bits)) => self.grains[word] & bits == 0,
+            None => words(first, last).all(|(word, bits)| self.grains[word] & bits == 0),
+        }
+    }
+
+    /// Marks those grains, unless one of them is marked: then none is.
+    #[inline]
+    fn mark(&mut self, first: u32, last: u32) -> bool {
+        let Some((word, bits)) = bits(first, last) else { return self.mark_many(first, last) };
+        let there = self.grains[word];
+        if there & bits == 0 {
+            self.grains[word] = there | bits;
+        }
+        there & bits == 0
+    }
+
+    #[inline(never)]
+    fn mark_many(&mut self, first: u32, last: u32) -> bool {
+        let clear = self.is_clear(first, last);
+        if clear {
+            words(first, last).for_each(|(word, bits)| self.grains[word] |= bits);
+        }
+        clear
+    }
+
+    #[inline]
+    fn unmark(&mut self, first: u32, last: u32) {
+        match bits(first, last) {
+            Some((word, bits)) => self.grains[word] &= !bits,
+            None => self.unmark_many(first, last),
+        }
+    }
+
+    #[inline(never)]
+    fn unmark_many(&mut self, first: u32, last: u32) {
+        words(first, last).for_each(|(word, bits)| self.grains[word] &= !bits);
+    }
+}
+
+impl Fine {
+    /// Those that share bytes with `offset..end` and begin at `offset` or before, the nearest first.
+    fn over(&self, offset: u32, end: u32) -> impl Iterator<Item = &Entry> {
+        let near = self.entries.range(..=offset).rev().map(|(_, entry)| entry);
+        near.take_while(move |entry| entry.offset().saturating_add(self.longest) > offset)
+            .filter(move |entry| entry.meets(offset, end))
+    }
+}
+
+/// Entries of one page, each with a base of its own. Their memory stays when they are gone.
+#[derive(Default)]
+pub(crate) struct Entries {
+    /// Open addressing: a power of two of them, at most five eighths full, or none.
+    slots: Box<[Entry]>,
+    sheet: Option<Box<Sheet>>,
+    count: u32,
+}
+
+impl Entries {
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    #[inline]
+    pub(crate) fn len(&self) -> u32 {
+        self.count
+    }
+
+    /// Whether so little memory is held that it is worth keeping for other pages.
+    pub(crate) fn is_modest(&self) -> bool {
+        self.count == 0 && self.slots.len() <= 16
+    }
+
+    /// The first slot to look in.
+    #[inline]
+    fn home(&self, offset: u32) -> usize {
+        // The bits in the middle of the product, as many as there are slots: neither end of it depends on all of a grain.
+        ((offset >> GRAIN_SHIFT).wrapping_mul(0x9e37_79b1) >> 16) as usize & self.slots.len().wrapping_sub(1)
+    }
+
+    /// The slot of the entry that begins at `offset`; for one that no entry has, none.
+    #[inline]
+    fn slot(&self, offset: u32) -> Option<usize> {
+        let mut at = self.home(offset);
+        loop {
+            let there = self.slots.get(at)?.offset();
+            if there == offset {
+                return Some(at);
+            }
+            if there == FREE {
+                return None;
+            }
+            at = (at + 1) & (self.slots.len() - 1);
+        }
+    }
+
+    fn fine(&self) -> Option<&Fine> {
+        self.sheet.as_ref()?.fine.as_deref()
+    }
+
+    fn fine_mut(&mut self) -> Option<&mut Fine> {
+        self.sheet.as_mut()?.fine.as_deref_mut()
+    }
+
+    /// The entry that begins at `offset`.
+    #[inline]
+    pub(crate) fn find(&self, offset: u32) -> Option<Entry> {
+        match self.slot(offset) {
+            Some(at) => self.slots.get(at).copied(),
+            None => self.fine()?.entries.get(&offset).copied(),
+        }
+    }
+
+    pub(crate) fn item_mut(&mut self, offset: u32) -> Option<&mut Item> {
+        match self.slot(offset) {
+            Some(at) => Some(&mut self.slots[at].item),
+            None => self.fine_mut()?.entries.get_mut(&offset).map(|entry| &mut entry.item),
+        }
+    }
+
+    /// All there are, in no order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Entry> {
+        let fine = self.fine().into_iter().flat_map(|fine| fine.entries.values());
+        self.slots.iter().filter(|slot| !slot.is_free()).chain(fine).copied()
+    }
+
+    /// The entry that holds the byte at `offset`: of several, the one with the highest base.
+    pub(crate) fn owner(&self, offset: u32) -> Option<Entry> {
+        let sheet = self.sheet.as_ref()?;
+        if let Some(fine) = &sheet.fine {
+            return fine.over(offset, offset + 1).next().copied();
+        }
+        // Of entries that share no grain, the nearest that begins at a grain before, or in this one.
+        let marked = |grain: u32| !sheet.is_clear(grain << GRAIN_SHIFT, grain << GRAIN_SHIFT);
+        let grains = (0..=offset >> GRAIN_SHIFT).rev().take_while(|&grain| marked(grain));
+        let nearest = grains.filter_map(|grain| self.of_grain(grain)).next()?;
+        nearest.meets(offset, offset + 1).then_some(nearest)
+    }
+
+    /// The entry that begins in that grain, where none shares one.
+    fn of_grain(&self, grain: u32) -> Option<Entry> {
+        let mut at = self.home(grain << GRAIN_SHIFT);
+        loop {
+            let slot = self.slots.get(at).filter(|slot| !slot.is_free())?;
+            if slot.offset() >> GRAIN_SHIFT == grain {
+                return Some(*slot);
+            }
+            at = (at + 1) & (self.slots.len() - 1);
+        }
+    }
+
+    /// An entry that shares bytes with `offset..offset + bytes`: the nearest that begins at or before `offset`, or else the
+    /// nearest behind.
+    pub(crate) fn clash(&self, offset: u32, bytes: u32) -> Option<Entry> {
+        let (sheet, end) = (self.sheet.as_ref()?, offset + bytes);
+        if sheet.is_clear(offset, end - 1) {
+            return None;
+        }
+        if let Some(fine) = &sheet.fine {
+            let behind = || fine.entries.range(offset..end).next().map(|(_, entry)| entry);
+            return fine.over(offset, end).next().or_else(behind).copied();
+        }
+        let sharing = || self.iter().filter(|entry| entry.meets(offset, end));
+        let before = sharing().filter(|entry| entry.offset() <= offset).max_by_key(|entry| entry.offset());
+        before.or_else(|| sharing().min_by_key(|entry| entry.offset()))
+    }
+
+    /// The entry with the lowest base.
+    pub(crate) fn first(&self) -> Option<Entry> {
+        self.iter().min_by_key(|entry| entry.offset())
+    }
+
+    /// Puts in an entry that has bytes, unless it shares some with another; whether it was put in.
+    #[inline(always)]
+    pub(crate) fn put_clean(&mut self, entry: Entry) -> bool {
+        let Some(sheet) = &mut self.sheet else { return self.put_first(entry) };
+        if !sheet.mark(entry.offset(), entry.end() - 1) {
+            return self.put_in_shared_grain(entry);
+        }
+        self.put_in_slot(entry);
+        true
+    }
+
+    /// Puts in an entry that has bytes, and a base that no other has.
+    pub(crate) fn put(&mut self, entry: Entry) {
+        if !self.put_clean(entry) {
+            self.put_fine(entry);
+        }
+    }
+
+    #[cold]
+    fn put_first(&mut self, entry: Entry) -> bool {
+        self.sheet = Some(Box::new(Sheet::new()));
+        self.put_clean(entry)
+    }
+
+    #[cold]
+    fn put_in_shared_grain(&mut self, entry: Entry) -> bool {
+        let clean = self.clash(entry.offset(), entry.bytes()).is_none();
+        if clean {
+            self.put_fine(entry);
+        }
+        clean
+    }
+
+    /// Puts an entry in order, and all others if they are not yet.
+    fn put_fine(&mut self, entry: Entry) {
+        let slots = &mut self.slots;
+        let sheet = self.sheet.get_or_insert_with(|| Box::new(Sheet::new()));
+        let fine = sheet.fine.get_or_insert_with(|| {
+            let others = std::mem::take(slots).into_iter().filter(|slot| !slot.is_free());
+            let entries: BTreeMap<u32, Entry> = others.map(|entry| (entry.offset(), entry)).collect();
+            let longest = entries.values().map(|entry| entry.bytes()).max().unwrap_or(0);
+            Box::new(Fine { entries, longest })
+        });
+        sheet.grains = [u64::MAX; WORDS];
+        fine.longest = fine.longest.max(entry.bytes());
+        fine.entries.insert(entry.offset(), entry);
+        self.count += 1;
+    }
+
+    #[inline(always)]
+    fn put_in_slot(&mut self, entry: Entry) {
+        if 8 * (self.count as usize + 1) > 5 * self.slots.len() {
+            self.grow();
+        }
+        let mut at = self.home(entry.offset());
+        while let Some(slot) = self.slots.get_mut(at) {
+            if slot.is_free() {
+                // Word by word, from registers.
+                slot.range = entry.range;
+                slot.item.index = entry.item.index;
+                slot.item.rest = entry.item.rest;
+                self.count += 1;
+                return;
+            }
+            at = (at + 1) & (self.slots.len() - 1);
+        }
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        let more = (2 * self.slots.len()).max(4);
+        let old = std::mem::replace(&mut self.slots, vec![Entry::FREE; more].into_boxed_slice());
+        self.count = 0;
+        old.into_iter().filter(|slot| !slot.is_free()).for_each(|entry| self.put_in_slot(entry));
+    }
+
+    /// Takes out the entry that begins at `offset`, if it may go.
+    #[inline(always)]
+    pub(crate) fn take_if(&mut self, offset: u32, may_go: impl Fn(&Entry) -> bool) -> Option<Entry> {
+        let Some(at) = self.slot(offset) else { return self.take_fine(offset, may_go) };
+        let gone = *self.slots.get(at)?;
+        if !may_go(&gone) {
+            return None;
+        }
+        if let Some(sheet) = &mut self.sheet {
+            sheet.unmark(offset, gone.end() - 1);
+        }
+        self.close_gap(at);
+        self.count -= 1;
+        Some(gone)
+    }
+
+    #[inline(never)]
+    fn take_fine(&mut self, offset: u32, may_go: impl Fn(&Entry) -> bool) -> Option<Entry> {
+        let fine = self.fine_mut()?;
+        let gone = fine.entries.get(&offset).copied().filter(may_go)?;
+        fine.entries.remove(&offset);
+        self.count -= 1;
+        if let Some(sheet) = &mut self.sheet
+            && self.count == 0
+        {
+            **sheet = Sheet::new();
+        }
+        Some(gone)
+    }
+
+    /// Frees a slot; what stands behind it, and would have stood in it, moves up.
+    #[inline(always)]
+    fn close_gap(&mut self, mut gap: usize) {
+        let mask = self.slots.len() - 1;
+        let mut at = gap;
+        loop {
+            at = (at + 1) & mask;
+            let offset = self.slots[at].offset();
+            if offset == FREE {
+                break;
+            }
+            if at.wrapping_sub(self.home(offset)) & mask >= at.wrapping_sub(gap) & mask {
+                self.slots[gap] = self.slots[at];
+                gap = at;
+            }
+        }
+        self.slots[gap] = Entry::FREE;
+    }
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The pages of a shard.
+
+use crate::entries::{Entries, Entry};
+use crate::page::{Flips, Page};
+
+/// Pages of a shard that stay though nothing touches them, for the next allocation there, so that a steady state asks the
+/// host for no memory.
+const KEPT: usize = 64;
+
+/// No page has it: page numbers are addresses shifted down.
+const NO_PAGE: u64 = u64::MAX;
+
+/// A place without a page.
+fn no_page() -> Page {
+    Page::new(NO_PAGE, Entries::default())
+}
+
+/// The pages of a shard by number, in a table of their own: open addressing, at most half full, a page's head beside its
+/// number.
+#[derive(Default)]
+pub(crate) struct Pages {
+    /// A power of two of them, or none.
+    places: Vec<Page>,
+    used: usize,
+    /// Pages of the table that nothing touches.
+    untouched: usize,
+    /// The memory of pages that are gone.
+    spares: Vec<Entries>,
+}
+
+impl Pages {
+    pub(crate) fn len(&self) -> usize {
+        self.used
+    }
+
+    /// The first place to look for a page.
+    #[inline]
+    fn home(&self, number: u64) -> usize {
+        // The product's upper half, as far as there are places; they are a power of two.
+        ((number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize) & self.places.len().wrapping_sub(1)
+    }
+
+    /// Where a page is, or else where it would go.
+    #[inline]
+    fn find(&self, number: u64) -> Result<usize, usize> {
+        let mut at = self.home(number);
+        while let Some(page) = self.places.get(at) {
+            if page.number() == number {
+                return Ok(at);
+            }
+            if page.number() == NO_PAGE {
+                break;
+            }
+            at = (at + 1) & (self.places.len() - 1);
+        }
+        Err(at)
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, number: u64) -> Option<&Page> {
+        self.find(number).ok().map(|at| &self.places[at])
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut Page> {
+        self.find(number).ok().map(|at| &mut self.places[at])
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &Page)> {
+        self.places.iter().filter(|page| page.number() != NO_PAGE).map(|page| (page.number(), page))
+    }
+
+    /// The page, there from now on.
+    #[inline]
+    pub(crate) fn open(&mut self, number: u64) -> &mut Page {
+        let at = match self.find(number) {
+            Ok(at) => at,
+            Err(at) => self.make(number, at),
+        };
+        &mut self.places[at]
+    }
+
+    #[inline(never)]
+    fn make(&mut self, number: u64, at: usize) -> usize {
+        let mut at = at;
+        if self.places.len() <= 2 * self.used {
+            let more = (2 * self.places.len()).max(8);
+            let old = std::mem::take(&mut self.places);
+            self.places.resize_with(more, no_page);
+            for page in old.into_iter().filter(|page| page.number() != NO_PAGE) {
+                // None of them is there twice.
+                let (Ok(to) | Err(to)) = self.find(page.number());
+                self.places[to] = page;
+            }
+            let (Ok(to) | Err(to)) = self.find(number);
+            at = to;
+        }
+        self.places[at] = Page::new(number, self.spares.pop().unwrap_or_default());
+        self.used += 1;
+        self.untouched += 1;
+        at
+    }
+
+    /// Removes the entry that begins at `offset` of that page.
+    pub(crate) fn remove(&mut self, number: u64, offset: u32) -> Option<(Entry, Flips)> {
+        let page = self.get_mut(number)?;
+        let gone = page.take(offset)?;
+        if page.is_untouched() {
+            self.note_untouched(number);
+        }
+        Some(gone)
+    }
+
+    /// Puts a small device allocation in its page, if that one suits and it shares no bytes with another there. Its touch is
+    /// still to be counted.
+    #[inline(always)]
+    pub(crate) fn put_small(
+        &mut self,
+        number: u64,
+        entry: Entry,
+        suits: impl FnOnce(&mut Page) -> bool,
+    ) -> Option<&mut Page> {
+        let at = match self.find(number) {
+            Ok(at) => at,
+            Err(at) => self.make(number, at),
+        };
+        let page = &mut self.places[at];
+        if !suits(page) || !page.put_clean(entry) {
+            return None;
+        }
+        if page.entries().len() == 1 && page.spanning == 0 {
+            self.untouched -= 1;
+        }
+        Some(page)
+    }
+
+    /// Takes the small device allocation that begins at `offset` out of that page. Its touch is still to be taken back, and
+    /// then, where the page [is untouched](Page::is_untouched), that noted.
+    #[inline(always)]
+    pub(crate) fn take_small(&mut self, number: u64, offset: u32) -> Option<(&mut Page, Entry)> {
+        let page = self.get_mut(number)?;
+        let gone = page.take_small(offset)?;
+        Some((page, gone))
+    }
+
+    /// To be called when the first touch of a page is made.
+    #[inline]
+    pub(crate) fn note_touched(&mut self) {
+        self.untouched -= 1;
+    }
+
+    /// To be called when the last touch of a page is gone. Some such pages stay for the next allocation in them.
+    #[inline(never)]
+    pub(crate) fn note_untouched(&mut self, number: u64) {
+        self.untouched += 1;
+        if self.untouched > KEPT {
+            self.drop_page(number);
+        }
+    }
+
+    #[cold]
+    fn drop_page(&mut self, number: u64) {
+        let Ok(mut hole) = self.find(number) else { return };
+        self.untouched -= 1;
+        self.used -= 1;
+        let gone = std::mem::replace(&mut self.places[hole], no_page()).into_entries();
+        if self.spares.len() < KEPT && gone.is_modest() {
+            self.spares.push(gone);
+        }
+        // What stands behind the hole, and would have stood in it, moves up.
+        let mask = self.places.len() - 1;
+        let mut at = hole;
+        loop {
+            at = (at + 1) & mask;
+            let there = self.places[at].number();
+            if there == NO_PAGE {
+                return;
+            }
+            let from_home = at.wrapping_sub(self.home(there)) & mask;
+            if from_home >= at.wrapping_sub(hole) & mask {
+                self.places.swap(hole, at);
+                hole = at;
+            }
+        }
+    }
+}
