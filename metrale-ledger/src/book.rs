@@ -214,8 +214,9 @@ impl Book {
         let item = Item::new(index, group, AllocKind::Device);
         let page = self.device.insert_small(addr, bytes as u32, item, place)?;
         self.meter.draw_index();
-        let after = self.meter.small_comes(bytes as u32, || page.touch_small(true));
-        self.groups.held_mut(group).change(bytes as i128, 1, after);
+        let after =
+            self.meter.small_comes(bytes as u32, |meter| page.touch_small(true, |flips| meter.flip(flips)));
+        self.groups.get_mut(group).1.change(bytes as i128, 1, after);
         Some(index)
     }
 
@@ -260,27 +261,22 @@ impl Book {
         &mut self,
         addr: u64,
         freed_at: &'static Location<'static>,
-    ) -> Option<(usize, Item)> {
+    ) -> Option<AllocRecord> {
         if !self.plain {
             return None;
         }
         let (page, gone) = self.device.remove_small(addr)?;
         let (bytes, item) = (gone.bytes() as usize, gone.item);
-        let after = self.meter.small_goes(gone.bytes(), || page.touch_small(false));
+        let after =
+            self.meter.small_goes(gone.bytes(), |meter| page.touch_small(false, |flips| meter.flip(flips)));
         if page.is_untouched() {
             self.device.note_untouched(addr);
         }
-        self.groups.held_mut(item.group()).change(-(bytes as i128), -1, Some(after));
+        let (key, held) = self.groups.get_mut(item.group());
+        held.change(-(bytes as i128), -1, Some(after));
         let was = Standing { addr, bytes, item };
         self.graveyard.bury(Tombstone { was, freed_at, how: FreedBy::Free, phase: self.phase });
-        Some((bytes, item))
-    }
-
-    /// A small device allocation as the API gives it.
-    #[inline(always)]
-    pub(crate) fn small_outward(&self, bytes: usize, item: &Item) -> AllocRecord {
-        let key = self.groups.key(item.group());
-        AllocRecord {
+        Some(AllocRecord {
             bytes,
             site: key.site,
             kind: AllocKind::Device,
@@ -288,7 +284,7 @@ impl Book {
             tag: self.labels.name(key.tag),
             index: item.index,
             free_refused: item.is_free_refused(),
-        }
+        })
     }
 
     /// Takes `addr` off, if a record of that class has it as its base.
@@ -335,8 +331,8 @@ impl Book {
         if new != old {
             self.leave_peak();
             let after = Some(self.meter.peaks());
-            self.groups.held_mut(old).change(-(found.bytes as i128), -1, after);
-            self.groups.held_mut(new).change(found.bytes as i128, 1, after);
+            self.groups.get_mut(old).1.change(-(found.bytes as i128), -1, after);
+            self.groups.get_mut(new).1.change(found.bytes as i128, 1, after);
             let space = if is_host { &mut self.host } else { &mut self.device };
             space.set_group(addr, new);
         }
@@ -486,7 +482,7 @@ impl Book {
     fn count(&mut self, what: &Standing, comes: bool, flips: Flips, overlaps: bool) {
         let change = Change::of(what.item.kind(), what.bytes, comes, flips);
         let after = self.meter.apply(&change, overlaps);
-        self.groups.held_mut(what.item.group()).change(change.bytes(), change.count(), after);
+        self.groups.get_mut(what.item.group()).1.change(change.bytes(), change.count(), after);
     }
 
     #[cold]

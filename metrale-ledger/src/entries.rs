@@ -154,7 +154,7 @@ struct Fine {
 
 /// The bits of one word from those of the grain of `first` to those of the grain of `last`, and which word; none where they
 /// are in several.
-#[inline]
+#[inline(always)]
 fn bits(first: u32, last: u32) -> Option<(usize, u64)> {
     let (first, last) = (first >> GRAIN_SHIFT, last >> GRAIN_SHIFT);
     let bits = (u64::MAX << (first % u64::BITS)) & (u64::MAX >> (u64::BITS - 1 - last % u64::BITS));
@@ -183,7 +183,7 @@ impl Sheet {
     }
 
     /// Marks those grains, unless one of them is marked: then none is.
-    #[inline]
+    #[inline(always)]
     fn mark(&mut self, first: u32, last: u32) -> bool {
         let Some((word, bits)) = bits(first, last) else { return self.mark_many(first, last) };
         let there = self.grains[word];
@@ -202,7 +202,7 @@ impl Sheet {
         clear
     }
 
-    #[inline]
+    #[inline(always)]
     fn unmark(&mut self, first: u32, last: u32) {
         match bits(first, last) {
             Some((word, bits)) => self.grains[word] &= !bits,
@@ -352,9 +352,12 @@ impl Entries {
     /// Puts in an entry that has bytes, unless it shares some with another; whether it was put in.
     #[inline(always)]
     pub(crate) fn put_clean(&mut self, entry: Entry) -> bool {
-        let Some(sheet) = &mut self.sheet else { return self.put_first(entry) };
+        // Word by word, since whatever is handed over in memory would be written there on the short way too.
+        let Some(sheet) = &mut self.sheet else {
+            return self.put_first(entry.range, entry.item.index, entry.item.rest);
+        };
         if !sheet.mark(entry.offset(), entry.end() - 1) {
-            return self.put_in_shared_grain(entry);
+            return self.put_in_shared_grain(entry.range, entry.item.index, entry.item.rest);
         }
         self.put_in_slot(entry);
         true
@@ -368,13 +371,15 @@ impl Entries {
     }
 
     #[cold]
-    fn put_first(&mut self, entry: Entry) -> bool {
+    fn put_first(&mut self, range: u64, index: u64, rest: u64) -> bool {
+        let entry = Entry { range, item: Item { index, rest } };
         self.sheet = Some(Box::new(Sheet::new()));
         self.put_clean(entry)
     }
 
     #[cold]
-    fn put_in_shared_grain(&mut self, entry: Entry) -> bool {
+    fn put_in_shared_grain(&mut self, range: u64, index: u64, rest: u64) -> bool {
+        let entry = Entry { range, item: Item { index, rest } };
         let clean = self.clash(entry.offset(), entry.bytes()).is_none();
         if clean {
             self.put_fine(entry);
@@ -471,6 +476,9 @@ impl Entries {
                 gap = at;
             }
         }
-        self.slots[gap] = Entry::FREE;
+        self.slots[gap].range = Entry::FREE.range;
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -144,8 +144,9 @@ impl Groups {
     }
 
     #[inline]
-    pub(crate) fn held_mut(&mut self, number: u32) -> &mut Held {
-        &mut self.list[number as usize].1
+    pub(crate) fn get_mut(&mut self, number: u32) -> (Key, &mut Held) {
+        let (key, held) = &mut self.list[number as usize];
+        (*key, held)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &(Key, Held)> {

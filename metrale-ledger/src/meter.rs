@@ -314,7 +314,6 @@ impl Meter {
         self.sums[Account::Small as usize].change(bytes, count);
         self.summed = (self.running.live_bytes, self.running.live_count);
         let totals = self.totals(self.pages);
-        self.summed = (totals.live_bytes, totals.live_count);
         self.running = Running {
             live_bytes: totals.live_bytes,
             live_count: totals.live_count,
@@ -326,6 +325,7 @@ impl Meter {
             peak_bytes: totals.peak_bytes,
             peak_resident_bytes: totals.peak_resident_bytes,
         };
+        self.summed = (self.running.live_bytes, self.running.live_count);
         self.news.add(News::ALL);
     }
 
@@ -337,7 +337,7 @@ impl Meter {
 
     /// [`apply`](Self::apply) for a small device allocation that comes, by the short way; `touch` counts its touch.
     #[inline(always)]
-    pub(crate) fn small_comes(&mut self, bytes: u32, touch: impl FnOnce() -> Flips) -> Option<u64> {
+    pub(crate) fn small_comes(&mut self, bytes: u32, touch: impl FnOnce(&mut Self)) -> Option<u64> {
         let live_bytes = self.running.live_bytes + u64::from(bytes);
         let is_peak = live_bytes > self.running.peak_bytes;
         if !is_peak && self.is_at_peak() {
@@ -345,7 +345,7 @@ impl Meter {
         }
         self.running.live_bytes = live_bytes;
         self.running.live_count += 1;
-        self.flip(touch());
+        touch(self);
         if is_peak {
             self.note_peak();
         }
@@ -354,13 +354,13 @@ impl Meter {
 
     /// [`apply`](Self::apply) for a small device allocation that goes, by the short way; `touch` takes its touch back.
     #[inline(always)]
-    pub(crate) fn small_goes(&mut self, bytes: u32, touch: impl FnOnce() -> Flips) -> u64 {
+    pub(crate) fn small_goes(&mut self, bytes: u32, touch: impl FnOnce(&mut Self)) -> u64 {
         if self.is_at_peak() {
             self.keep_peak(self.pages);
         }
         self.running.live_bytes -= u64::from(bytes);
         self.running.live_count -= 1;
-        self.flip(touch());
+        touch(self);
         self.peaks
     }
 
@@ -373,15 +373,9 @@ impl Meter {
         self.news.add(News::PEAK);
     }
 
-    #[inline]
-    fn flip(&mut self, flips: Flips) {
-        if !flips.is_none() {
-            self.flip_pages(flips);
-        }
-    }
-
+    /// Counts pages that the touch of a small allocation flipped.
     #[inline(never)]
-    fn flip_pages(&mut self, flips: Flips) {
+    pub(crate) fn flip(&mut self, flips: Flips) {
         self.pages.add(flips.into());
         let page = |flip: i8| (i64::from(flip) << SMALL_ALLOC_CHUNK.trailing_zeros()) as u64;
         let running = &mut self.running;

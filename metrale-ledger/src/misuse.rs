@@ -326,7 +326,7 @@ pub(crate) struct Tombstone {
 pub(crate) struct Graveyard {
     /// None where a free turned out not to have happened.
     stones: Vec<Option<Tombstone>>,
-    /// Where the next one goes; before it the newest, behind it, once the ring is full, the oldest.
+    /// Where the next one goes, below the limit; before it the newest, and from it on, once the ring is full, the oldest.
     next: usize,
     limit: usize,
 }
@@ -338,17 +338,12 @@ impl Graveyard {
 
     #[inline]
     pub(crate) fn bury(&mut self, stone: Tombstone) {
-        if self.limit == 0 {
-            return;
-        }
-        if self.next == self.limit {
-            self.next = 0;
-        }
         match self.stones.get_mut(self.next) {
             Some(oldest) => *oldest = Some(stone),
+            None if self.limit == 0 => return,
             None => self.stones.push(Some(stone)),
         }
-        self.next += 1;
+        self.next = if self.next + 1 == self.limit { 0 } else { self.next + 1 };
     }
 
     /// The last free among those that fit.

@@ -57,13 +57,6 @@ pub(crate) struct Flips {
     pub(crate) small: i8,
 }
 
-impl Flips {
-    #[inline]
-    pub(crate) fn is_none(self) -> bool {
-        self.device | self.arena_only | self.small == 0
-    }
-}
-
 impl From<Flips> for PageCounts {
     #[inline]
     fn from(flips: Flips) -> Self {
@@ -180,18 +173,19 @@ impl Page {
         if *count > u32::from(add) { Flips::default() } else { self.flips(touch, add) }
     }
 
-    /// [`touch`](Self::touch) for a small device allocation.
+    /// [`touch`](Self::touch) for a small device allocation; `flip` is told the change, if there is one.
     #[inline(always)]
-    pub(crate) fn touch_small(&mut self, add: bool) -> Flips {
+    pub(crate) fn touch_small(&mut self, add: bool, flip: impl FnOnce(Flips)) {
         self.small = if add { self.small + 1 } else { self.small - 1 };
         if self.small > u32::from(add) {
-            return Flips::default();
+            return;
         }
-        if self.large | self.arena == 0 {
-            let step = if add { 1 } else { -1 };
-            return Flips { device: step, arena_only: 0, small: step };
-        }
-        self.flips(Touch::Device { small: true }, add)
+        let step = if add { 1 } else { -1 };
+        flip(if self.large | self.arena == 0 {
+            Flips { device: step, arena_only: 0, small: step }
+        } else {
+            self.flips(Touch::Device { small: true }, add)
+        });
     }
 
     /// What the first or last touch of its sort flips.

@@ -22,7 +22,7 @@ use crate::group::Key;
 use crate::index::{Extent, Standing, locate};
 use crate::meter::{Change, Lane, News, Running};
 use crate::misuse::{ForgetError, FreedBy, Recorded, Tombstone};
-use crate::page::{Page, Where};
+use crate::page::{Flips, Page, Where};
 use crate::shard::{SHARDS, Shard};
 use crate::snapshot::Totals;
 use crate::sync::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -487,7 +487,9 @@ impl Shared {
                     || self.is_clear(page, spanning_state, addr, bytes))
         });
         let Some(page) = page else { return Dealt::TakesWhole };
-        let change = Change::of(AllocKind::Device, bytes, true, page.touch_small(true));
+        let mut flips = Flips::default();
+        page.touch_small(true, |change| flips = change);
+        let change = Change::of(AllocKind::Device, bytes, true, flips);
         let (index, after, back) = self.count(&change);
         if let Some(item) = page.item_mut(offset) {
             item.index = index;
@@ -518,7 +520,9 @@ impl Shared {
             return Dealt::TakesWhole;
         };
         let bytes = entry.bytes() as usize;
-        let change = Change::of(AllocKind::Device, bytes, false, page.touch_small(false));
+        let mut flips = Flips::default();
+        page.touch_small(false, |change| flips = change);
+        let change = Change::of(AllocKind::Device, bytes, false, flips);
         if page.is_untouched() {
             shard.pages.note_untouched(number);
         }
@@ -635,9 +639,9 @@ impl Shared {
     ) -> T {
         match self.whole_often() {
             Some(mut core) => {
-                if let Some((bytes, item)) = core.book.forget_small(addr, freed_at) {
+                if let Some(gone) = core.book.forget_small(addr, freed_at) {
                     self.publish(&mut core);
-                    return done(core.book.small_outward(bytes, &item));
+                    return done(gone);
                 }
             }
             None => {

@@ -119,6 +119,24 @@ proptest! {
     }
 }
 
+/// What lanes bring in changes every total at once, those derived from others too.
+#[test]
+fn totals_agree_right_after_lanes_closed() {
+    let ledger = Shared::new(0);
+    let record = |addr, bytes| ledger.record(addr, bytes, site(0), AllocKind::Device, None);
+    record(PAGE, 1000);
+    forget(&ledger, PAGE);
+    ledger.deal_out_now();
+    for (n, bytes) in [(0, 1), (1, 300), (2, 5)] {
+        record(PAGE + n * 512, bytes);
+        let live = ledger.read(Total::LiveBytes);
+        assert_eq!(ledger.read(Total::ChunkSlackBytes), PAGE as usize - live);
+        assert_eq!(ledger.read(Total::SlackBytes), PAGE as usize - live);
+    }
+    forget(&ledger, PAGE + 512);
+    assert_eq!((ledger.read(Total::ChunkSlackBytes), ledger.read(Total::LiveCount)), (PAGE as usize - 6, 2));
+}
+
 /// The peak's holders against a copy of everything at every peak.
 #[test]
 fn the_peak_is_kept_as_a_copy_would_keep_it() {
