@@ -171,10 +171,16 @@ impl Room {
         self.capturing.load(Relaxed) != 0
     }
 
+    /// Whether something with this base may be pinned, where nothing captures. One relaxed load.
+    #[inline]
+    pub(crate) fn may_pin(&self, base: u64) -> bool {
+        self.pinned.may_hold(base)
+    }
+
     /// The lock, where the pin may be there or something could be pinned just now: under it nothing comes to be pinned.
     #[inline]
     pub(crate) fn lock_pins(&self, pin: Pin) -> Option<MutexGuard<'_, State>> {
-        (self.pinned.may_hold(pin.base()) || self.is_capturing()).then(|| self.state.lock())
+        (self.may_pin(pin.base()) || self.is_capturing()).then(|| self.state.lock())
     }
 }
 
