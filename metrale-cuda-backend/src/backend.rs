@@ -437,6 +437,7 @@ impl MetraleCudaBackend {
 
     /// Refuses to go on where another context, or none, is current: the driver would work on the wrong device, or answer
     /// a bare 201; and where the context is lost. Costs some 60 ns.
+    #[inline(never)]
     pub(crate) fn bound(&self, doing: &'static str) -> Result<()> {
         self.latch.sound(|| doing.to_owned())?;
         self.is_bound(doing, self.host.current_context())
@@ -457,8 +458,8 @@ impl MetraleCudaBackend {
     /// [`still_bound`](Self::still_bound).
     #[inline]
     pub(crate) fn bound_for(&self, stream: u64, doing: &'static str) -> Result<()> {
-        if self.host.was_current() && !is_the_drivers(stream) {
-            return Ok(self.latch.sound(|| doing.to_owned())?);
+        if self.host.was_current() && !is_the_drivers(stream) && self.context_fault().is_none() {
+            return Ok(());
         }
         self.bound(doing)
     }

@@ -182,13 +182,15 @@ impl Handles {
     /// A live handle's entry, entered: it stays alive until it is left.
     #[inline]
     fn hold(&self, raw: u64, doing: &'static str) -> Result<Arc<Entry>, BadArgument> {
-        let is_it = |entry: &Arc<Entry>| entry.raw == raw && entry.table == self.number && entry.enter();
-        match USED.try_with(|used| used.take(raw)).ok().flatten().filter(is_it) {
-            Some(entry) => Ok(entry),
-            None => self.look_up(raw, doing),
+        let is_it = |entry: &Entry| entry.raw == raw && entry.table == self.number && entry.enter();
+        match USED.try_with(|used| used.take(raw, is_it)) {
+            Ok(Some(entry)) => Ok(entry),
+            // A thread that is ending remembers nothing.
+            Ok(None) | Err(_) => self.look_up(raw, doing),
         }
     }
 
+    #[cold]
     fn look_up(&self, raw: u64, doing: &'static str) -> Result<Arc<Entry>, BadArgument> {
         let known = self.known.read();
         // None leaves the table but with its lock held.
@@ -276,6 +278,7 @@ impl Held<'_> {
 }
 
 impl Drop for Held<'_> {
+    #[inline]
     fn drop(&mut self) {
         let Some(entry) = self.entry.take() else { return };
         if entry.leave() {
@@ -299,6 +302,7 @@ impl MetraleCudaBackend {
     }
 
     /// Looks an event up and keeps it alive. The thread is known to be bound.
+    #[inline]
     pub(crate) fn hold_event(&self, event: u64, doing: &'static str) -> Result<Held<'_>, BadArgument> {
         Ok(Held { backend: self, entry: Some(self.events().hold(event, doing)?) })
     }

@@ -93,9 +93,17 @@ impl Kernels {
     /// [`keep`](Self::keep) was told so.
     #[inline]
     fn of(&self, handle: u64) -> Option<Arc<Known>> {
-        let is_it = |known: &Arc<Known>| known.handle == handle && known.table == self.number;
-        let recent = KERNELS.try_with(|recent| recent.take(handle)).ok().flatten().filter(is_it);
-        recent.or_else(|| self.known.read().get(&handle).cloned())
+        let is_it = |known: &Known| known.handle == handle && known.table == self.number;
+        match KERNELS.try_with(|recent| recent.take(handle, is_it)) {
+            Ok(Some(known)) => Some(known),
+            Ok(None) | Err(_) => self.find(handle),
+        }
+    }
+
+    /// What is known of a kernel.
+    #[cold]
+    fn find(&self, handle: u64) -> Option<Arc<Known>> {
+        self.known.read().get(&handle).cloned()
     }
 
     /// Remembers a kernel among those that this thread launched last.

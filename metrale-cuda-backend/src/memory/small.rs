@@ -68,8 +68,10 @@ impl MetraleCudaBackend {
 
     #[inline]
     fn take_small(&self, bytes: usize, site: &'static Location<'static>) -> Result<DevicePtr> {
+        let is_quiet = self.is_quiet();
+        // Behind what is read: an addition that other threads see holds later reads up.
         count_alloc();
-        if !self.is_quiet() {
+        if !is_quiet {
             self.may_take_small()?;
         }
         let mut addr = 0;
