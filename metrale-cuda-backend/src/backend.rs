@@ -440,7 +440,10 @@ impl MetraleCudaBackend {
     #[inline(never)]
     pub(crate) fn bound(&self, doing: &'static str) -> Result<()> {
         self.latch.sound(|| doing.to_owned())?;
-        self.is_bound(doing, self.host.current_context())
+        match self.host.current_context() {
+            Ok(current) if current == self.host.context() => Ok(()),
+            answer => self.is_bound(doing, answer),
+        }
     }
 
     /// As [`bound`](Self::bound), for a free: false where the context is already gone, and the memory with it.
@@ -474,6 +477,7 @@ impl MetraleCudaBackend {
         Ok(())
     }
 
+    #[cold]
     fn is_bound(&self, doing: &'static str, current: Result<CUcontext, DriverError>) -> Result<()> {
         let current = noted(self.driver(), current).doing(|| doing.to_owned())?;
         if current == self.host.context() {

@@ -113,12 +113,14 @@ impl FaultLatch {
     pub(crate) fn sound(&self, doing: impl FnOnce() -> String) -> Result<(), ContextLost> {
         match self.reason() {
             None => Ok(()),
-            Some(first) => {
-                let driver = first.driver;
-                Err(ContextLost { doing: doing(), driver, first: Some(Box::new(first.clone())) })
-            }
+            Some(first) => Err(lost(first, doing())),
         }
     }
+}
+
+#[cold]
+fn lost(first: &FaultReason, doing: String) -> ContextLost {
+    ContextLost { doing, driver: first.driver, first: Some(Box::new(first.clone())) }
 }
 
 /// A latch and whose it is.

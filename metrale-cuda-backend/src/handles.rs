@@ -282,7 +282,7 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         let Some(entry) = self.entry.take() else { return };
         if entry.leave() {
-            self.backend.end_left(&entry);
+            self.backend.end_left(entry);
         } else {
             // A thread that is ending remembers nothing.
             let _ = USED.try_with(|used| used.keep(entry.raw, entry));
@@ -314,9 +314,9 @@ impl MetraleCudaBackend {
 
     /// Has a handle destroyed that was doomed while a call used it.
     #[cold]
-    fn end_left(&self, entry: &Entry) {
-        if let Err(error) = self.end_handle(entry) {
-            let &Entry { kind, raw, site, .. } = entry;
+    fn end_left(&self, entry: Arc<Entry>) {
+        if let Err(error) = self.end_handle(&entry) {
+            let Entry { kind, raw, site, .. } = *entry;
             tracing::error!("{kind} {raw:#x}, made at {site}, could not be destroyed: {error}");
         }
     }

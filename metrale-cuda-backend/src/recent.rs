@@ -49,6 +49,7 @@ impl<T> Recent<T> {
 
 /// Out of the way of those that find what they look for.
 #[cold]
+#[inline(never)]
 fn let_go<T>(what: Arc<T>) {
     drop(what);
 }
@@ -78,8 +79,10 @@ mod tests {
         for step in [1, 256, 0x1_0000] {
             let handles: Vec<u64> = (0..4).map(|n| 0x5555_0000_0000 + n * step).collect();
             handles.iter().for_each(|&handle| recent.keep(handle, Arc::new(handle)));
-            let found =
-                handles.iter().filter(|&&handle| recent.take(handle, |_| true).as_deref() == Some(&handle)).count();
+            let found = handles
+                .iter()
+                .filter(|&&handle| recent.take(handle, |_| true).as_deref() == Some(&handle))
+                .count();
             assert!(found >= 3, "{found} of 4, step {step}");
         }
     }
