@@ -278,9 +278,12 @@ impl MetraleCudaBackend {
         self.bound_for(stream, LAUNCHING)?;
         let _held = self.hold_stream(stream, LAUNCHING)?;
         self.not_beside_capture(stream, LAUNCHING)?;
-        // SAFETY: the stream is held.
-        let span =
-            if self.config().time_kernels { unsafe { self.kernel_span(kernel, stream) } } else { None };
+        let span = if self.config().time_kernels {
+            // SAFETY: the stream is held.
+            unsafe { self.kernel_span(kernel, stream) }
+        } else {
+            None
+        };
         // SAFETY: the caller's promise; the registry lives as long as this backend, and the stream is held.
         let launched =
             unsafe { self.registry().launch_on_stream(kernel.0, grid, block, shared_bytes, stream, params) };
@@ -329,8 +332,7 @@ impl MetraleCudaBackend {
         launch_error(error)
     }
 
-    /// A span around a launch. What keeps it from being made does not keep the kernel from being
-    /// launched.
+    /// A span around a launch. What keeps it from being made does not keep the kernel from being launched.
     ///
     /// # Safety
     /// The stream stays alive over the call.
