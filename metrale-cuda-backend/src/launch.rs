@@ -265,7 +265,8 @@ impl MetraleCudaBackend {
     ///
     /// # Safety
     /// As for [`GpuBackend::launch`].
-    #[inline]
+    // In both that call it: handing all this over costs a launch as much as what it checks.
+    #[inline(always)]
     unsafe fn launch_untraced(
         &self,
         kernel: KernelHandle,
