@@ -16,6 +16,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -275,11 +276,15 @@ impl Held<'_> {
     pub(crate) fn is_doomed(&self) -> bool {
         self.entry.as_ref().is_some_and(|entry| entry.is_doomed())
     }
-}
 
-impl Drop for Held<'_> {
-    #[inline]
-    fn drop(&mut self) {
+    /// Lets go, as a drop does, but in line: for calls of which a step more would be much.
+    #[inline(always)]
+    pub(crate) fn leave(self) {
+        ManuallyDrop::new(self).end();
+    }
+
+    #[inline(always)]
+    fn end(&mut self) {
         let Some(entry) = self.entry.take() else { return };
         if entry.leave() {
             self.backend.end_left(entry);
@@ -287,6 +292,12 @@ impl Drop for Held<'_> {
             // A thread that is ending remembers nothing.
             let _ = USED.try_with(|used| used.keep(entry.raw, entry));
         }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

@@ -277,7 +277,7 @@ impl MetraleCudaBackend {
     ) -> Result<()> {
         let Shape { grid, block, shared_bytes, stream } = shape;
         self.bound_for(stream, LAUNCHING)?;
-        let _held = self.hold_stream(stream, LAUNCHING)?;
+        let held = self.hold_stream(stream, LAUNCHING)?;
         self.not_beside_capture(stream, LAUNCHING)?;
         let span = if self.config().time_kernels {
             // SAFETY: the stream is held.
@@ -303,10 +303,10 @@ impl MetraleCudaBackend {
         }
         if self.config().debug_sync_kernels {
             // SAFETY: the stream is held.
-            unsafe { self.find_fault(kernel, shape) }
-        } else {
-            Ok(())
+            unsafe { self.find_fault(kernel, shape) }?;
         }
+        held.leave();
+        Ok(())
     }
 
     /// The error for a launch that was refused, after a look at whether the context is lost.

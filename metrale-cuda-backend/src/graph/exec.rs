@@ -80,13 +80,15 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::launch_graph`](crate::GpuBackend::launch_graph).
     pub fn launch_graph(&self, graph: GraphHandle, stream: u64) -> Result<()> {
         self.bound_for(stream, LAUNCHING)?;
-        let _held = self.hold_stream(stream, LAUNCHING)?;
+        let held = self.hold_stream(stream, LAUNCHING)?;
         if self.seat().room.is_capturing() {
             self.may_launch_graph(stream)?;
         }
         // SAFETY: the stream is held.
         let launched = self.seat().with_graph(graph, |entry| unsafe { self.launch_known(entry, stream) });
-        launched.unwrap_or_else(|| Err(self.no_graph(graph, LAUNCHING)))
+        let answer = launched.unwrap_or_else(|| Err(self.no_graph(graph, LAUNCHING)));
+        held.leave();
+        answer
     }
 
     /// Refuses to launch a graph on a stream that captures, or beside this thread's capture.
