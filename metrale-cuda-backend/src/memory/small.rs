@@ -135,3 +135,24 @@ impl MetraleCudaBackend {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_red_zones_or_a_trace_concern_goes_the_long_way_and_so_does_what_is_not_small() {
+        let plain = BackendConfig::default();
+        let most = if KEEPS_LEDGER { SMALL_ALLOC_CHUNK as usize - 1 } else { 0 };
+        assert_eq!(small_most(&plain, 141 << 30), most);
+        assert_eq!(
+            small_most(&plain, 1000),
+            most.min(1000),
+            "what is above the total is refused, the long way"
+        );
+        let (mut padded, mut traced) = (plain.clone(), plain);
+        padded.redzone.band_bytes = 16;
+        traced.redzone.trace_index = Some(0);
+        assert_eq!([padded, traced].map(|config| small_most(&config, 141 << 30)), [0, 0]);
+    }
+}
