@@ -25,7 +25,7 @@ use crate::gpu::DevicePtr;
 use crate::graph::Seat;
 use crate::handles::{Handles, Kind, is_the_drivers};
 use crate::launch::Kernels;
-use crate::memory::{Cost, Costs, MemInfo, MemInfoError, PinnedBook, Polling, memory_info_of};
+use crate::memory::{Cost, Costs, MemInfo, MemInfoError, PinnedBook, Polling, memory_info_of, small_most};
 use crate::op_cache::OpCache;
 use crate::parts::HAS_REDZONE;
 use crate::redzone::{MAX_BAND_BYTES, Zones};
@@ -60,6 +60,7 @@ pub struct MetraleCudaBackend {
     latch: Arc<FaultLatch>,
     config: BackendConfig,
     reads_pageable_memory: bool,
+    small_most: usize,
 }
 
 /// Makes a [`MetraleCudaBackend`]; from [`MetraleCudaBackend::builder`].
@@ -161,6 +162,7 @@ impl BackendBuilder {
         }
         note_modules(&registry);
         let reads_pageable_memory = reads_pageable_memory(&host);
+        let small_most = small_most(&config, host.facts().total_bytes);
         let backend = MetraleCudaBackend {
             seat: Seat::take(&host),
             book: Book::default(),
@@ -179,6 +181,7 @@ impl BackendBuilder {
             latch,
             config,
             reads_pageable_memory,
+            small_most,
         };
         // Not `memory_info`, which refuses where this thread captures on another backend's behalf.
         let memory = backend.ask_memory_info().doing(|| "asking for the free memory".to_owned())?;
@@ -427,11 +430,20 @@ impl MetraleCudaBackend {
         self.reads_pageable_memory
     }
 
+    /// The most bytes of an allocation that takes the short way; 0 where none does.
+    pub(crate) const fn small_most(&self) -> usize {
+        self.small_most
+    }
+
     /// Refuses to go on where another context, or none, is current: the driver would work on the wrong device, or answer
     /// a bare 201; and where the context is lost. Costs some 60 ns.
+    #[inline(never)]
     pub(crate) fn bound(&self, doing: &'static str) -> Result<()> {
         self.latch.sound(|| doing.to_owned())?;
-        self.is_bound(doing, self.host.current_context())
+        match self.host.current_context() {
+            Ok(current) if current == self.host.context() => Ok(()),
+            answer => self.is_bound(doing, answer),
+        }
     }
 
     /// As [`bound`](Self::bound), for a free: false where the context is already gone, and the memory with it.
@@ -449,8 +461,8 @@ impl MetraleCudaBackend {
     /// [`still_bound`](Self::still_bound).
     #[inline]
     pub(crate) fn bound_for(&self, stream: u64, doing: &'static str) -> Result<()> {
-        if self.host.was_current() && !is_the_drivers(stream) {
-            return Ok(self.latch.sound(|| doing.to_owned())?);
+        if self.host.was_current() && !is_the_drivers(stream) && self.context_fault().is_none() {
+            return Ok(());
         }
         self.bound(doing)
     }
@@ -465,6 +477,7 @@ impl MetraleCudaBackend {
         Ok(())
     }
 
+    #[cold]
     fn is_bound(&self, doing: &'static str, current: Result<CUcontext, DriverError>) -> Result<()> {
         let current = noted(self.driver(), current).doing(|| doing.to_owned())?;
         if current == self.host.context() {

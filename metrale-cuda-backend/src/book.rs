@@ -60,6 +60,13 @@ impl Book {
         .map(Some)
     }
 
+    /// [`forget`](Self::forget) of device memory, where a ledger is kept.
+    #[inline]
+    #[track_caller]
+    pub(crate) fn forget_device(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
+        self.ledger.try_forget(addr)
+    }
+
     /// Puts back what the driver would not free, marked.
     pub(crate) fn put_back(&self, addr: u64, record: Option<&AllocRecord>) {
         if let Some(record) = record {

@@ -113,12 +113,14 @@ impl FaultLatch {
     pub(crate) fn sound(&self, doing: impl FnOnce() -> String) -> Result<(), ContextLost> {
         match self.reason() {
             None => Ok(()),
-            Some(first) => {
-                let driver = first.driver;
-                Err(ContextLost { doing: doing(), driver, first: Some(Box::new(first.clone())) })
-            }
+            Some(first) => Err(lost(first, doing())),
         }
     }
+}
+
+#[cold]
+fn lost(first: &FaultReason, doing: String) -> ContextLost {
+    ContextLost { doing, driver: first.driver, first: Some(Box::new(first.clone())) }
 }
 
 /// A latch and whose it is.
@@ -141,16 +143,20 @@ fn address_of(driver: &dyn DriverApi) -> usize {
 }
 
 /// Passes an answer of the driver on, after a look at whether it tells of a lost context.
+#[inline]
 pub(crate) fn noted<T>(driver: &dyn DriverApi, answer: Result<T, DriverError>) -> Result<T, DriverError> {
-    answer.inspect_err(|error| {
-        if is_sticky(error.status) {
-            trip_current(driver, *error);
-        }
-    })
+    answer.map_err(|error| noted_error(driver, error))
+}
+
+#[cold]
+fn noted_error(driver: &dyn DriverApi, error: DriverError) -> DriverError {
+    if is_sticky(error.status) {
+        trip_current(driver, error);
+    }
+    error
 }
 
 /// Trips the latch of the context that is current on this thread.
-#[cold]
 fn trip_current(driver: &dyn DriverApi, error: DriverError) {
     let mut context: CUcontext = 0;
     // SAFETY: the result pointer is a local.

@@ -16,6 +16,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -182,13 +183,15 @@ impl Handles {
     /// A live handle's entry, entered: it stays alive until it is left.
     #[inline]
     fn hold(&self, raw: u64, doing: &'static str) -> Result<Arc<Entry>, BadArgument> {
-        let is_it = |entry: &Arc<Entry>| entry.raw == raw && entry.table == self.number && entry.enter();
-        match USED.try_with(|used| used.take(raw)).ok().flatten().filter(is_it) {
-            Some(entry) => Ok(entry),
-            None => self.look_up(raw, doing),
+        let is_it = |entry: &Entry| entry.raw == raw && entry.table == self.number && entry.enter();
+        match USED.try_with(|used| used.take(raw, is_it)) {
+            Ok(Some(entry)) => Ok(entry),
+            // A thread that is ending remembers nothing.
+            Ok(None) | Err(_) => self.look_up(raw, doing),
         }
     }
 
+    #[cold]
     fn look_up(&self, raw: u64, doing: &'static str) -> Result<Arc<Entry>, BadArgument> {
         let known = self.known.read();
         // None leaves the table but with its lock held.
@@ -273,17 +276,28 @@ impl Held<'_> {
     pub(crate) fn is_doomed(&self) -> bool {
         self.entry.as_ref().is_some_and(|entry| entry.is_doomed())
     }
-}
 
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
+    /// Lets go, as a drop does, but in line: for calls of which a step more would be much.
+    #[inline(always)]
+    pub(crate) fn leave(self) {
+        ManuallyDrop::new(self).end();
+    }
+
+    #[inline(always)]
+    fn end(&mut self) {
         let Some(entry) = self.entry.take() else { return };
         if entry.leave() {
-            self.backend.end_left(&entry);
+            self.backend.end_left(entry);
         } else {
             // A thread that is ending remembers nothing.
             let _ = USED.try_with(|used| used.keep(entry.raw, entry));
         }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -299,6 +313,7 @@ impl MetraleCudaBackend {
     }
 
     /// Looks an event up and keeps it alive. The thread is known to be bound.
+    #[inline]
     pub(crate) fn hold_event(&self, event: u64, doing: &'static str) -> Result<Held<'_>, BadArgument> {
         Ok(Held { backend: self, entry: Some(self.events().hold(event, doing)?) })
     }
@@ -310,9 +325,9 @@ impl MetraleCudaBackend {
 
     /// Has a handle destroyed that was doomed while a call used it.
     #[cold]
-    fn end_left(&self, entry: &Entry) {
-        if let Err(error) = self.end_handle(entry) {
-            let &Entry { kind, raw, site, .. } = entry;
+    fn end_left(&self, entry: Arc<Entry>) {
+        if let Err(error) = self.end_handle(&entry) {
+            let Entry { kind, raw, site, .. } = *entry;
             tracing::error!("{kind} {raw:#x}, made at {site}, could not be destroyed: {error}");
         }
     }

@@ -48,6 +48,9 @@ pub struct KernelFault {
     pub driver: DriverError,
 }
 
+/// What is being done, in errors.
+const LAUNCHING: &str = "launching a kernel";
+
 /// Arguments up to which a launch asks the host for no memory.
 const FEW_PARAMS: usize = 16;
 
@@ -93,9 +96,17 @@ impl Kernels {
     /// [`keep`](Self::keep) was told so.
     #[inline]
     fn of(&self, handle: u64) -> Option<Arc<Known>> {
-        let is_it = |known: &Arc<Known>| known.handle == handle && known.table == self.number;
-        let recent = KERNELS.try_with(|recent| recent.take(handle)).ok().flatten().filter(is_it);
-        recent.or_else(|| self.known.read().get(&handle).cloned())
+        let is_it = |known: &Known| known.handle == handle && known.table == self.number;
+        match KERNELS.try_with(|recent| recent.take(handle, is_it)) {
+            Ok(Some(known)) => Some(known),
+            Ok(None) | Err(_) => self.find(handle),
+        }
+    }
+
+    /// What is known of a kernel.
+    #[cold]
+    fn find(&self, handle: u64) -> Option<Arc<Known>> {
+        self.known.read().get(&handle).cloned()
     }
 
     /// Remembers a kernel among those that this thread launched last.
@@ -233,23 +244,17 @@ impl MetraleCudaBackend {
                 .args(arguments.iter().map(Argument::traced))
         });
         // Gathered only where a capture could want it.
-        let pointers: Vec<u64> = if self.captures(stream) {
-            arguments.iter().filter_map(Argument::address).chain(touched.iter().copied()).collect()
-        } else {
-            Vec::new()
-        };
+        let pointers = if self.captures(stream) { addresses(arguments, touched) } else { Vec::new() };
         let uses = Uses::Memory(&pointers);
         // One pointer each, into storage that the launch owns and that does not move before the call is over.
         let mut few = [core::ptr::null_mut(); FEW_PARAMS];
         let mut many = Vec::new();
-        let params = if arguments.len() > FEW_PARAMS {
-            many.extend(arguments.iter_mut().map(Argument::as_param));
-            &mut many[..]
-        } else {
-            let count = arguments.len();
-            few.iter_mut().zip(arguments).for_each(|(param, argument)| *param = argument.as_param());
-            &mut few[..count]
+        let count = arguments.len();
+        let params = match few.get_mut(..count) {
+            Some(few) => few,
+            None => grow(&mut many, count),
         };
+        params.iter_mut().zip(arguments).for_each(|(param, argument)| *param = argument.as_param());
         // SAFETY: one pointer an argument, each to a value of that argument's type; the caller promises the rest.
         unsafe {
             self.launch_untraced(kernel, known, Shape { grid, block, shared_bytes, stream }, params, uses)
@@ -260,6 +265,8 @@ impl MetraleCudaBackend {
     ///
     /// # Safety
     /// As for [`GpuBackend::launch`].
+    // In both that call it: handing all this over costs a launch as much as what it checks.
+    #[inline(always)]
     unsafe fn launch_untraced(
         &self,
         kernel: KernelHandle,
@@ -268,13 +275,16 @@ impl MetraleCudaBackend {
         params: &mut [*mut c_void],
         uses: Uses<'_>,
     ) -> Result<()> {
-        const WHAT: &str = "launching a kernel";
         let Shape { grid, block, shared_bytes, stream } = shape;
-        self.bound_for(stream, WHAT)?;
-        let _held = self.hold_stream(stream, WHAT)?;
-        self.not_beside_capture(stream, WHAT)?;
-        // SAFETY: the stream is held.
-        let span = unsafe { self.kernel_span(kernel, stream) };
+        self.bound_for(stream, LAUNCHING)?;
+        let held = self.hold_stream(stream, LAUNCHING)?;
+        self.not_beside_capture(stream, LAUNCHING)?;
+        let span = if self.config().time_kernels {
+            // SAFETY: the stream is held.
+            unsafe { self.kernel_span(kernel, stream) }
+        } else {
+            None
+        };
         // SAFETY: the caller's promise; the registry lives as long as this backend, and the stream is held.
         let launched =
             unsafe { self.registry().launch_on_stream(kernel.0, grid, block, shared_bytes, stream, params) };
@@ -282,16 +292,10 @@ impl MetraleCudaBackend {
             if let Some(span) = span {
                 span.cancel();
             }
-            if let Some(driver) = error.driver_error() {
-                self.submitted(stream, WHAT, Err(driver), uses);
-                let after = || format!("the launch of {}", self.kernels().name(kernel.0));
-                // SAFETY: the stream is held.
-                unsafe { self.probe(driver, stream, after) };
-                self.still_bound(driver, WHAT)?;
-            }
-            return Err(launch_error(error));
+            // SAFETY: the stream is held.
+            return Err(unsafe { self.not_queued(kernel, stream, error, uses) });
         }
-        self.submitted(stream, WHAT, Ok(()), uses);
+        self.submitted(stream, LAUNCHING, Ok(()), uses);
         drop(span);
         if let Some(known) = known {
             known.usage.mark_launched();
@@ -299,21 +303,41 @@ impl MetraleCudaBackend {
         }
         if self.config().debug_sync_kernels {
             // SAFETY: the stream is held.
-            unsafe { self.find_fault(kernel, shape) }
-        } else {
-            Ok(())
+            unsafe { self.find_fault(kernel, shape) }?;
         }
+        held.leave();
+        Ok(())
     }
 
-    /// A span around a launch, where launches are timed. What keeps it from being made does not keep the kernel from being
-    /// launched.
+    /// The error for a launch that was refused, after a look at whether the context is lost.
+    ///
+    /// # Safety
+    /// The stream stays alive over the call.
+    #[cold]
+    unsafe fn not_queued(
+        &self,
+        kernel: KernelHandle,
+        stream: u64,
+        error: RegistryError,
+        uses: Uses<'_>,
+    ) -> Error {
+        if let Some(driver) = error.driver_error() {
+            self.submitted(stream, LAUNCHING, Err(driver), uses);
+            let after = || format!("the launch of {}", self.kernels().name(kernel.0));
+            // SAFETY: the caller's promise.
+            unsafe { self.probe(driver, stream, after) };
+            if let Err(not_bound) = self.still_bound(driver, LAUNCHING) {
+                return not_bound;
+            }
+        }
+        launch_error(error)
+    }
+
+    /// A span around a launch. What keeps it from being made does not keep the kernel from being launched.
     ///
     /// # Safety
     /// The stream stays alive over the call.
     unsafe fn kernel_span(&self, kernel: KernelHandle, stream: u64) -> Option<TimingSpan<'_>> {
-        if !self.config().time_kernels {
-            return None;
-        }
         let name = self.kernels().name(kernel.0);
         // SAFETY: the caller's promise.
         unsafe { self.span_on_held(name, stream) }
@@ -325,6 +349,7 @@ impl MetraleCudaBackend {
     ///
     /// # Safety
     /// The stream stays alive over the call.
+    #[cold]
     unsafe fn find_fault(&self, kernel: KernelHandle, shape: Shape) -> Result<()> {
         let Shape { grid, block, shared_bytes, stream } = shape;
         // SAFETY: the caller's promise.
@@ -364,6 +389,19 @@ struct Shape {
     block: [u32; 3],
     shared_bytes: u32,
     stream: u64,
+}
+
+/// The device addresses that a launch is known to use.
+#[cold]
+fn addresses(arguments: &[Argument], touched: &[u64]) -> Vec<u64> {
+    arguments.iter().filter_map(Argument::address).chain(touched.iter().copied()).collect()
+}
+
+/// Room for more parameters than most kernels have.
+#[cold]
+fn grow(many: &mut Vec<*mut c_void>, count: usize) -> &mut [*mut c_void] {
+    many.resize(count, core::ptr::null_mut());
+    many
 }
 
 /// The registry's error for a refused launch, unwrapped to its typed cause.

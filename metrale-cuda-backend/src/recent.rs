@@ -20,20 +20,38 @@ impl<T> Recent<T> {
         Self { places: [const { Cell::new(None) }; PLACES] }
     }
 
+    #[inline]
     fn place(&self, handle: u64) -> &Cell<Option<Arc<T>>> {
         // The top bits of a product by the golden ratio: handles are addresses, at which low bits say little.
         &self.places[(handle.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize]
     }
 
-    /// Takes out what was kept last at the handle's place, which may be another handle's.
-    pub(crate) fn take(&self, handle: u64) -> Option<Arc<T>> {
-        self.place(handle).take()
+    /// Takes out what was kept last at the handle's place, if it still is what is looked for; else that is let go.
+    #[inline]
+    pub(crate) fn take(&self, handle: u64, is_it: impl FnOnce(&T) -> bool) -> Option<Arc<T>> {
+        let kept = self.place(handle).take()?;
+        if is_it(&kept) {
+            Some(kept)
+        } else {
+            let_go(kept);
+            None
+        }
     }
 
     /// Keeps what a handle stands for, in the place of what was there.
+    #[inline]
     pub(crate) fn keep(&self, handle: u64, what: Arc<T>) {
-        self.place(handle).set(Some(what));
+        if let Some(before) = self.place(handle).replace(Some(what)) {
+            let_go(before);
+        }
     }
+}
+
+/// Out of the way of those that find what they look for.
+#[cold]
+#[inline(never)]
+fn let_go<T>(what: Arc<T>) {
+    drop(what);
 }
 
 #[cfg(test)]
@@ -43,13 +61,16 @@ mod tests {
     #[test]
     fn what_is_kept_is_found_once_and_the_last_one_stays() {
         let recent = Recent::new();
-        assert_eq!(recent.take(0x5555_0000_1000), None);
+        assert_eq!(recent.take(0x5555_0000_1000, |_| true), None);
         let kept = Arc::new(1);
         recent.keep(0x5555_0000_1000, Arc::clone(&kept));
         recent.keep(0x5555_0000_1000, Arc::new(2));
         assert_eq!(Arc::strong_count(&kept), 1, "the first one is let go");
-        assert_eq!(recent.take(0x5555_0000_1000).as_deref(), Some(&2));
-        assert_eq!(recent.take(0x5555_0000_1000), None);
+        assert_eq!(recent.take(0x5555_0000_1000, |_| true).as_deref(), Some(&2));
+        assert_eq!(recent.take(0x5555_0000_1000, |_| true), None);
+        recent.keep(0x5555_0000_1000, Arc::clone(&kept));
+        assert_eq!(recent.take(0x5555_0000_1000, |&kept| kept == 2), None);
+        assert_eq!(Arc::strong_count(&kept), 1, "one that is not looked for is let go");
     }
 
     #[test]
@@ -58,8 +79,10 @@ mod tests {
         for step in [1, 256, 0x1_0000] {
             let handles: Vec<u64> = (0..4).map(|n| 0x5555_0000_0000 + n * step).collect();
             handles.iter().for_each(|&handle| recent.keep(handle, Arc::new(handle)));
-            let found =
-                handles.iter().filter(|&&handle| recent.take(handle).as_deref() == Some(&handle)).count();
+            let found = handles
+                .iter()
+                .filter(|&&handle| recent.take(handle, |_| true).as_deref() == Some(&handle))
+                .count();
             assert!(found >= 3, "{found} of 4, step {step}");
         }
     }

@@ -18,20 +18,24 @@ pub(crate) struct Signature(Arc<[u64]>);
 
 impl Signature {
     /// Refuses typed arguments that are not the parameters in number and size.
+    #[inline]
     pub(crate) fn check(
         &self,
         kernel: &str,
-        given: impl Iterator<Item = u64> + Clone,
+        given: impl ExactSizeIterator<Item = u64> + Clone,
     ) -> Result<(), BadArgument> {
-        if self.0.iter().copied().eq(given.clone()) {
-            return Ok(());
-        }
-        let given: Vec<_> = given.collect();
-        Err(BadArgument::new(format!(
+        let is_it = given.len() == self.0.len()
+            && self.0.iter().zip(given.clone()).all(|(&size, given)| size == given);
+        if is_it { Ok(()) } else { Err(self.other(kernel, given.collect())) }
+    }
+
+    #[cold]
+    fn other(&self, kernel: &str, given: Vec<u64>) -> BadArgument {
+        BadArgument::new(format!(
             "launching {kernel}: it takes {}, and was given {}",
             List(&self.0, "parameter"),
             List(&given, "argument")
-        )))
+        ))
     }
 
     /// Refuses fewer untyped parameters than the kernel has; what more there are, the driver does not look at.

@@ -183,15 +183,24 @@ pub(crate) struct SharedOptIns {
 
 impl SharedOptIns {
     /// Makes sure that a launch may ask for `bytes`, where that is above what every function has.
+    #[inline]
     pub(crate) fn ensure(
         &self,
         driver: &dyn DriverApi,
         function: CUfunction,
         bytes: u32,
     ) -> Result<(), DriverError> {
-        if bytes <= DEFAULT_SHARED_BYTES
-            || self.allowed.read().get(&function).is_some_and(|&most| bytes <= most)
-        {
+        if bytes <= DEFAULT_SHARED_BYTES { Ok(()) } else { self.ensure_large(driver, function, bytes) }
+    }
+
+    #[inline(never)]
+    fn ensure_large(
+        &self,
+        driver: &dyn DriverApi,
+        function: CUfunction,
+        bytes: u32,
+    ) -> Result<(), DriverError> {
+        if self.allowed.read().get(&function).is_some_and(|&most| bytes <= most) {
             return Ok(());
         }
         self.raise(driver, function, bytes, Because::Large).map(drop)

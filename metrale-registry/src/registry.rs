@@ -201,14 +201,37 @@ impl MetraleRegistry {
         self.opt_ins.ensure(driver, function, shared_bytes).map_err(refused)?;
         // SAFETY: the caller's promise.
         let launched = unsafe { launch(driver, function, shape, stream, params) };
-        let Err(error) = launched else { return Ok(()) };
-        // What the kernel declares itself counts towards the 48 KiB, so that less than 48 KiB may be refused too. That
-        // is found out here, where it costs the launches that succeed nothing.
-        if error.status == CUDA_ERROR_INVALID_VALUE
-            && shared_bytes > 0
-            && self.opt_ins.raise(driver, function, shared_bytes, Because::Refused).is_ok_and(|raised| raised)
-        {
+        match launched {
+            Ok(()) => Ok(()),
             // SAFETY: the caller's promise; the refused launch queued nothing.
+            Err(error) => unsafe { self.launch_again(function, shape, stream, params, error) },
+        }
+    }
+
+    /// What a refused launch comes to: what the kernel declares itself counts towards the 48 KiB, so that less than 48 KiB
+    /// may be refused too. That is found out here, where it costs the launches that succeed nothing.
+    ///
+    /// # Safety
+    /// As for [`launch_on_stream`](Self::launch_on_stream).
+    #[cold]
+    unsafe fn launch_again(
+        &self,
+        function: CUfunction,
+        shape: Shape,
+        stream: CUstream,
+        params: &mut [*mut c_void],
+        error: DriverError,
+    ) -> Result<(), RegistryError> {
+        let driver = self.host.driver();
+        let refused = |error| self.launch_error(function, shape, error);
+        if error.status == CUDA_ERROR_INVALID_VALUE
+            && shape.shared_bytes > 0
+            && self
+                .opt_ins
+                .raise(driver, function, shape.shared_bytes, Because::Refused)
+                .is_ok_and(|raised| raised)
+        {
+            // SAFETY: the caller's promise.
             return unsafe { launch(driver, function, shape, stream, params) }.map_err(refused);
         }
         Err(refused(error))

@@ -21,7 +21,7 @@ use crate::fault_probe::noted;
 use crate::gpu::{DevicePtr, GraphHandle};
 use crate::graph::captures::Reach;
 use crate::graph::pins::Pin;
-use crate::graph::refusal::GraphFault;
+use crate::graph::refusal::{Capturing, GraphFault};
 use crate::graph::room::{Graph, GraphState};
 use crate::graph::update::GraphUpdate;
 use crate::memory::Cost;
@@ -79,15 +79,25 @@ impl MetraleCudaBackend {
 
     /// See [`GpuBackend::launch_graph`](crate::GpuBackend::launch_graph).
     pub fn launch_graph(&self, graph: GraphHandle, stream: u64) -> Result<()> {
-        const ADVICE: &str =
-            "the driver takes no graph into a capture; launch it before or after, or capture its work again";
         self.bound_for(stream, LAUNCHING)?;
-        let _held = self.hold_stream(stream, LAUNCHING)?;
-        self.outside_capture(Reach::Stream(stream), LAUNCHING, ADVICE)?;
-        self.not_beside_capture(stream, LAUNCHING)?;
+        let held = self.hold_stream(stream, LAUNCHING)?;
+        if self.seat().room.is_capturing() {
+            self.may_launch_graph(stream)?;
+        }
         // SAFETY: the stream is held.
         let launched = self.seat().with_graph(graph, |entry| unsafe { self.launch_known(entry, stream) });
-        launched.unwrap_or_else(|| Err(self.no_graph(graph, LAUNCHING)))
+        let answer = launched.unwrap_or_else(|| Err(self.no_graph(graph, LAUNCHING)));
+        held.leave();
+        answer
+    }
+
+    /// Refuses to launch a graph on a stream that captures, or beside this thread's capture.
+    #[cold]
+    fn may_launch_graph(&self, stream: u64) -> Result<(), Capturing> {
+        const ADVICE: &str =
+            "the driver takes no graph into a capture; launch it before or after, or capture its work again";
+        self.outside_capture(Reach::Stream(stream), LAUNCHING, ADVICE)?;
+        self.not_beside_capture(stream, LAUNCHING)
     }
 
     /// Launches a graph that was found.
@@ -97,7 +107,6 @@ impl MetraleCudaBackend {
     #[inline]
     unsafe fn launch_known(&self, entry: &Graph, stream: u64) -> Result<()> {
         run_metrics::process().trace().record(|| Launch::new(LaunchKind::Graph, Arc::clone(&entry.name)));
-        let after = || format!("the launch of graph {:?}", entry.name);
         let status = {
             let _alone = entry.state.lock();
             if !entry.is_alive() {
@@ -110,23 +119,41 @@ impl MetraleCudaBackend {
         };
         if let Err(driver) = check(DriverFn::cuGraphLaunch, status) {
             // SAFETY: the caller's promise.
-            unsafe { self.probe(driver, stream, after) };
-            self.still_bound(driver, LAUNCHING)?;
-            return Err(failed(
-                driver,
-                format!("launching graph {:?} on stream {stream:#x}", entry.name),
-                None,
-            ));
+            return Err(unsafe { self.not_launched(entry, stream, driver) });
         }
         run_metrics::process().counters().count(Counter::GraphReplays);
-        if !self.config().debug_sync_kernels {
-            return Ok(());
+        if self.config().debug_sync_kernels {
+            // SAFETY: the caller's promise.
+            return unsafe { self.find_graph_fault(entry, stream) };
         }
+        Ok(())
+    }
+
+    /// The error for a launch that the driver refused, after a look at whether the context is lost.
+    ///
+    /// # Safety
+    /// The stream stays alive over the call.
+    #[cold]
+    unsafe fn not_launched(&self, entry: &Graph, stream: u64, driver: DriverError) -> Error {
+        // SAFETY: the caller's promise.
+        unsafe { self.probe(driver, stream, || after(entry)) };
+        if let Err(not_bound) = self.still_bound(driver, LAUNCHING) {
+            return not_bound;
+        }
+        failed(driver, format!("launching graph {:?} on stream {stream:#x}", entry.name), None)
+    }
+
+    /// Waits for a launch and reports its fault.
+    ///
+    /// # Safety
+    /// The stream stays alive over the call.
+    #[cold]
+    unsafe fn find_graph_fault(&self, entry: &Graph, stream: u64) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.debug_wait(stream) }.map_err(|driver| {
             let name = Arc::clone(&entry.name);
             if is_sticky(driver.status) {
-                self.latch().trip(driver, Some(after()));
+                self.latch().trip(driver, Some(after(entry)));
                 GraphFault { name, stream, driver }.into()
             } else {
                 // The wait itself was refused: of the graph nothing is known, and the context goes on.
@@ -367,6 +394,7 @@ impl MetraleCudaBackend {
     }
 
     /// The error for a handle that is no graph. The driver would follow it.
+    #[cold]
     fn no_graph(&self, graph: GraphHandle, doing: &'static str) -> Error {
         let gone = self.seat().room.with(|state| state.gone(graph).cloned());
         let text = match gone {
@@ -397,6 +425,11 @@ impl MetraleCudaBackend {
         unsafe { ask!(self.driver(), cuGraphGetNodes(template, nodes.as_mut_ptr(), &mut count)) }.ok()?;
         nodes.iter().position(|&other| other == node)
     }
+}
+
+/// What a fault was met after.
+fn after(launched: &Graph) -> String {
+    format!("the launch of graph {:?}", launched.name)
 }
 
 fn not_updatable() -> NotSupported {

@@ -171,10 +171,16 @@ impl Room {
         self.capturing.load(Relaxed) != 0
     }
 
+    /// Whether something with this base may be pinned, where nothing captures. One relaxed load.
+    #[inline]
+    pub(crate) fn may_pin(&self, base: u64) -> bool {
+        self.pinned.may_hold(base)
+    }
+
     /// The lock, where the pin may be there or something could be pinned just now: under it nothing comes to be pinned.
     #[inline]
     pub(crate) fn lock_pins(&self, pin: Pin) -> Option<MutexGuard<'_, State>> {
-        (self.pinned.may_hold(pin.base()) || self.is_capturing()).then(|| self.state.lock())
+        (self.may_pin(pin.base()) || self.is_capturing()).then(|| self.state.lock())
     }
 }
 
@@ -226,6 +232,7 @@ impl Seat {
     }
 
     /// A graph of this backend's device.
+    #[cold]
     pub(crate) fn graph(&self, handle: GraphHandle) -> Option<Arc<Graph>> {
         self.room.with(|state| state.graph(handle, self.device).cloned())
     }
@@ -234,14 +241,16 @@ impl Seat {
     /// so the next time no lock of the room's and no reference count is needed to find it.
     #[inline]
     pub(crate) fn with_graph<T>(&self, handle: GraphHandle, act: impl FnOnce(&Graph) -> T) -> Option<T> {
-        let is_it = |graph: &Arc<Graph>| {
+        let is_it = |graph: &Graph| {
             graph.handle == handle
                 && graph.room == self.room.number
                 && graph.device == self.device
                 && graph.is_alive()
         };
-        let recent = LAUNCHED.try_with(|recent| recent.take(handle.0)).ok().flatten().filter(is_it);
-        let graph = recent.or_else(|| self.graph(handle))?;
+        let graph = match LAUNCHED.try_with(|recent| recent.take(handle.0, is_it)) {
+            Ok(Some(graph)) => graph,
+            Ok(None) | Err(_) => self.graph(handle)?,
+        };
         let answer = act(&graph);
         // A thread that is ending remembers nothing.
         let _ = LAUNCHED.try_with(|recent| recent.keep(handle.0, graph));

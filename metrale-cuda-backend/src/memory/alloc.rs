@@ -4,20 +4,16 @@
 //! ```text
 //! alloc:  bound? -> not above the total? -> driver gives -> ledger records -> bands laid -> DevicePtr
 //!                                                 `- on any failure from here on the memory goes back
-//! small:  not above the total? -> driver gives -> beside what is on the ledger? records -> DevicePtr
-//!                                                 `- no: bound? records -> DevicePtr, or the memory goes back
 //! free:   ledger forgets (or says what is wrong) -> bands checked -> driver frees
 //!                                                 `- refused: bound? the record is put back, marked
 //! ```
-//! Asking the driver which context is current costs as much as the ledger does. So a small allocation is asked for first:
-//! where its address lies in a page that holds others of this backend, it came from this context, since a page belongs
-//! to one. Only what lies in a page of its own, which costs the driver ten times as much, is asked about.
+//! Most of what is small takes the short way of [`small`](super::small).
 
 use std::panic::Location;
 
 use anyhow::{Error, Result};
 use metrale_driver_sys::{CU_MEM_ATTACH_GLOBAL, CUDA_ERROR_OUT_OF_MEMORY, DriverError, is_sticky};
-use metrale_ledger::{AllocKind, ByteSize, ForgetError, SMALL_ALLOC_CHUNK};
+use metrale_ledger::{AllocKind, ByteSize, ForgetError};
 use metrale_registry::is_teardown_noop;
 
 use crate::backend::MetraleCudaBackend;
@@ -25,13 +21,17 @@ use crate::call::{ask, failed};
 use crate::error::{BadArgument, LedgerConflict, NotBound};
 use crate::gpu::DevicePtr;
 use crate::graph::Reach;
-use crate::parts::KEEPS_LEDGER;
 use crate::redzone::BandLayout;
 
 /// Why nothing is allocated in a capture.
 pub(crate) const ALLOCATE_BEFORE: &str = "allocate before the capture begins, or on another thread";
 /// Why nothing is freed in a capture.
 pub(crate) const FREE_AFTER: &str = "free after the capture has ended, or on another thread";
+
+/// What is being done, in errors.
+pub(crate) const ALLOCATING: &str = "allocating device memory";
+/// What is being done, in errors.
+pub(crate) const FREEING: &str = "freeing device memory";
 
 /// A free of what is not live, or not of this kind. The driver was not asked to free it and nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,22 +49,10 @@ pub struct FreeError {
 }
 
 impl MetraleCudaBackend {
-    /// See [`GpuBackend::alloc`](crate::GpuBackend::alloc).
-    #[track_caller]
-    pub fn alloc(&self, bytes: usize) -> Result<DevicePtr> {
-        self.take(bytes, AllocKind::Device, Location::caller())
-    }
-
     /// See [`GpuBackend::alloc_managed`](crate::GpuBackend::alloc_managed).
     #[track_caller]
     pub fn alloc_managed(&self, bytes: usize) -> Result<DevicePtr> {
         self.take(bytes, AllocKind::Managed, Location::caller())
-    }
-
-    /// See [`GpuBackend::free`](crate::GpuBackend::free).
-    #[track_caller]
-    pub fn free(&self, ptr: DevicePtr) -> Result<()> {
-        self.give(ptr, AllocKind::Device, "free")
     }
 
     /// Gets memory of a kind from the driver and writes it down.
@@ -74,20 +62,11 @@ impl MetraleCudaBackend {
         kind: AllocKind,
         site: &'static Location<'static>,
     ) -> Result<DevicePtr> {
-        const WHAT: &str = "allocating device memory";
         // Every call of `alloc` counts, those that fail too: the same program gives the same indices.
         let plan = (kind == AllocKind::Device).then(|| self.zones().plan(bytes, site)).transpose();
         refuse_no_bytes(bytes, kind, site)?;
-        // Where it is seen from the address given whose context gave it, asking which is current would only cost.
-        let tells = matches!(&plan, Ok(Some(plan)) if !plan.layout.has_bands())
-            && (bytes as u64) < SMALL_ALLOC_CHUNK
-            && KEEPS_LEDGER;
-        if tells {
-            self.latch().sound(|| WHAT.to_owned())?;
-        } else {
-            self.bound(WHAT)?;
-        }
-        self.outside_capture(Reach::Thread, WHAT, ALLOCATE_BEFORE)?;
+        self.bound(ALLOCATING)?;
+        self.outside_capture(Reach::Thread, ALLOCATING, ALLOCATE_BEFORE)?;
         // What no address reaches with its bands is more than any device has.
         let Ok(plan) = plan else { return Err(self.out_of_memory(bytes, kind, site, None).into()) };
         let layout = plan.map_or(BandLayout::bare(bytes), |plan| plan.layout);
@@ -97,35 +76,11 @@ impl MetraleCudaBackend {
             return Err(self.out_of_memory(bytes, kind, site, None).into());
         }
         let _moving = self.moves(driver_bytes);
-        let given = self.ask_for_memory(driver_bytes, kind);
-        if tells {
-            let addr = match given {
-                Ok(addr) => addr,
-                Err(error) => {
-                    if !is_sticky(error.status) {
-                        self.bound(WHAT)?;
-                    }
-                    return Err(self.not_given(error, bytes, kind, site));
-                }
-            };
-            if self.book().record_beside(addr, bytes, site) {
-                return Ok(DevicePtr(addr));
-            }
-            if let Err(error) = self.bound(WHAT) {
-                // Another context's: back it goes, to where it came from.
-                let given_back = self.give_to_driver(addr);
-                return Err(match given_back {
-                    Ok(()) => error,
-                    Err(kept) => error.context(format!("{addr:#x} could not be given back: {kept}")),
-                });
-            }
-        }
-        let base = given.map_err(|error| self.not_given(error, bytes, kind, site))?;
+        let base = self
+            .ask_for_memory(driver_bytes, kind)
+            .map_err(|error| self.not_given(error, bytes, kind, site))?;
         let addr = base.saturating_add(layout.front_bytes as u64);
-        if let Err(misuse) = self.book().record(addr, bytes, kind, site) {
-            let not_given_back = self.give_to_driver(base).err();
-            return Err(LedgerConflict { addr, bytes, reason: misuse.to_string(), not_given_back }.into());
-        }
+        self.record_given(base, addr, bytes, kind, site)?;
         if let Some(plan) = plan.filter(|plan| plan.layout.has_bands())
             && let Err(error) = self.lay_bands(base, plan, site)
         {
@@ -137,6 +92,21 @@ impl MetraleCudaBackend {
             return Err(error);
         }
         Ok(DevicePtr(addr))
+    }
+
+    /// Writes down what the driver has just given at `base`. What the ledger does not take goes back.
+    pub(crate) fn record_given(
+        &self,
+        base: u64,
+        addr: u64,
+        bytes: usize,
+        kind: AllocKind,
+        site: &'static Location<'static>,
+    ) -> Result<(), LedgerConflict> {
+        self.book().record(addr, bytes, kind, site).map_err(|misuse| {
+            let not_given_back = self.give_to_driver(base).err();
+            LedgerConflict { addr, bytes, reason: misuse.to_string(), not_given_back }
+        })
     }
 
     /// The driver's memory, alone. What is in quarantine goes first where the driver has no more.
@@ -181,16 +151,15 @@ impl MetraleCudaBackend {
         if ptr.is_null() {
             return Ok(());
         }
-        const WHAT: &str = "freeing device memory";
         // Bands are looked at in the context that is current.
         let has_zones = kind == AllocKind::Device && self.zones().is_on();
         let there = if has_zones {
-            self.bound_to_free(WHAT)?
+            self.bound_to_free(FREEING)?
         } else {
-            self.latch().sound(|| WHAT.to_owned())?;
+            self.latch().sound(|| FREEING.to_owned())?;
             true
         };
-        self.outside_capture(Reach::Thread, WHAT, FREE_AFTER)?;
+        self.outside_capture(Reach::Thread, FREEING, FREE_AFTER)?;
         let record = self.forget(ptr.0, kind, call)?;
         let _moving = self.moves(record.as_ref().map_or(0, |record| record.bytes));
         if !there {
@@ -201,7 +170,7 @@ impl MetraleCudaBackend {
             // The address says whose memory it is, so which context is current matters only where the driver says no.
             return match self.give_to_driver(ptr.0) {
                 Ok(()) => Ok(()),
-                Err(error) => self.not_freed(error, ptr, record.as_ref(), WHAT),
+                Err(error) => self.not_freed(error, ptr, record.as_ref(), FREEING),
             };
         };
         let answer = self.give_padded(&padded);
@@ -213,7 +182,7 @@ impl MetraleCudaBackend {
 
     /// What the driver's refusal to free means: perhaps no more than that this thread is not bound.
     #[cold]
-    fn not_freed(
+    pub(crate) fn not_freed(
         &self,
         error: DriverError,
         ptr: DevicePtr,
@@ -248,11 +217,21 @@ impl MetraleCudaBackend {
             let _unpinned = self.unpinned(addr, kind, call, site)?;
             self.book().forget(addr, kind)
         };
-        forgotten.map_err(|cause| {
-            let is_foreign = matches!(cause, ForgetError::Foreign { .. });
-            let place = if is_foreign { self.foreign_place(addr) } else { None };
-            FreeError { call, site, cause, place }.into()
-        })
+        forgotten.map_err(|cause| self.not_forgotten(&cause, addr, call, site))
+    }
+
+    /// The error for what the ledger does not let go.
+    #[cold]
+    pub(crate) fn not_forgotten(
+        &self,
+        cause: &ForgetError,
+        addr: u64,
+        call: &'static str,
+        site: &'static Location<'static>,
+    ) -> Error {
+        let is_foreign = matches!(cause, ForgetError::Foreign { .. });
+        let place = if is_foreign { self.foreign_place(addr) } else { None };
+        FreeError { call, site, cause: cause.clone(), place }.into()
     }
 
     /// Where an address lies that is on no ledger. Looks at every red zone and every global.
