@@ -174,27 +174,12 @@ impl Sheet {
     }
 
     /// Whether no grain from that of `first` to that of `last` is marked.
-    #[inline]
     fn is_clear(&self, first: u32, last: u32) -> bool {
-        match bits(first, last) {
-            Some((word, bits)) => self.grains[word] & bits == 0,
-            None => words(first, last).all(|(word, bits)| self.grains[word] & bits == 0),
-        }
+        words(first, last).all(|(word, bits)| self.grains[word] & bits == 0)
     }
 
     /// Marks those grains, unless one of them is marked: then none is.
-    #[inline(always)]
     fn mark(&mut self, first: u32, last: u32) -> bool {
-        let Some((word, bits)) = bits(first, last) else { return self.mark_many(first, last) };
-        let there = self.grains[word];
-        if there & bits == 0 {
-            self.grains[word] = there | bits;
-        }
-        there & bits == 0
-    }
-
-    #[inline(never)]
-    fn mark_many(&mut self, first: u32, last: u32) -> bool {
         let clear = self.is_clear(first, last);
         if clear {
             words(first, last).for_each(|(word, bits)| self.grains[word] |= bits);
@@ -202,16 +187,7 @@ impl Sheet {
         clear
     }
 
-    #[inline(always)]
     fn unmark(&mut self, first: u32, last: u32) {
-        match bits(first, last) {
-            Some((word, bits)) => self.grains[word] &= !bits,
-            None => self.unmark_many(first, last),
-        }
-    }
-
-    #[inline(never)]
-    fn unmark_many(&mut self, first: u32, last: u32) {
         words(first, last).for_each(|(word, bits)| self.grains[word] &= !bits);
     }
 }
@@ -225,6 +201,12 @@ impl Fine {
     }
 }
 
+/// Whether so many slots are too few for another entry.
+#[inline]
+fn is_full(entries: u32, slots: usize) -> bool {
+    8 * (entries as usize + 1) > 5 * slots
+}
+
 /// Entries of one page, each with a base of its own. Their memory stays when they are gone.
 #[derive(Default)]
 pub(crate) struct Entries {
@@ -232,17 +214,14 @@ pub(crate) struct Entries {
     slots: Box<[Entry]>,
     sheet: Option<Box<Sheet>>,
     count: u32,
+    /// No entry is in a slot further from its home. So a slot that was freed is free, whoever went on behind it.
+    reach: u32,
 }
 
 impl Entries {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.count == 0
-    }
-
-    #[inline]
-    pub(crate) fn len(&self) -> u32 {
-        self.count
     }
 
     /// Whether so little memory is held that it is worth keeping for other pages.
@@ -257,20 +236,22 @@ impl Entries {
         ((offset >> GRAIN_SHIFT).wrapping_mul(0x9e37_79b1) >> 16) as usize & self.slots.len().wrapping_sub(1)
     }
 
-    /// The slot of the entry that begins at `offset`; for one that no entry has, none.
-    #[inline]
+    /// The slot of the entry that begins at `offset`.
+    #[inline(always)]
     fn slot(&self, offset: u32) -> Option<usize> {
+        self.slot_where(offset, |slot| slot.offset() == offset)
+    }
+
+    /// The slot of the entry that fits, where one that does would begin in the grain of `offset`.
+    #[inline(always)]
+    fn slot_where(&self, offset: u32, fits: impl Fn(&Entry) -> bool) -> Option<usize> {
         let mut at = self.home(offset);
-        loop {
-            let there = self.slots.get(at)?.offset();
-            if there == offset {
-                return Some(at);
-            }
-            if there == FREE {
-                return None;
-            }
+        let mut further = self.reach;
+        while !fits(self.slots.get(at)?) {
+            further = further.checked_sub(1)?;
             at = (at + 1) & (self.slots.len() - 1);
         }
+        Some(at)
     }
 
     fn fine(&self) -> Option<&Fine> {
@@ -318,14 +299,8 @@ impl Entries {
 
     /// The entry that begins in that grain, where none shares one.
     fn of_grain(&self, grain: u32) -> Option<Entry> {
-        let mut at = self.home(grain << GRAIN_SHIFT);
-        loop {
-            let slot = self.slots.get(at).filter(|slot| !slot.is_free())?;
-            if slot.offset() >> GRAIN_SHIFT == grain {
-                return Some(*slot);
-            }
-            at = (at + 1) & (self.slots.len() - 1);
-        }
+        let begins_there = |slot: &Entry| slot.offset() >> GRAIN_SHIFT == grain;
+        self.slot_where(grain << GRAIN_SHIFT, begins_there).map(|at| self.slots[at])
     }
 
     /// An entry that shares bytes with `offset..offset + bytes`: the nearest that begins at or before `offset`, or else the
@@ -349,15 +324,32 @@ impl Entries {
         self.iter().min_by_key(|entry| entry.offset())
     }
 
-    /// Puts in an entry that has bytes, unless it shares some with another; whether it was put in.
+    /// Puts in an entry that has bytes, if a look at one word of the sheet tells that it shares none, and there is a slot for
+    /// it; else nothing is done. Calls nothing.
     #[inline(always)]
+    pub(crate) fn put_quickly(&mut self, entry: Entry) -> bool {
+        let Some(sheet) = &mut self.sheet else { return false };
+        let Some((word, bits)) = bits(entry.offset(), entry.end() - 1) else { return false };
+        if sheet.grains[word] & bits != 0 || is_full(self.count, self.slots.len()) {
+            return false;
+        }
+        sheet.grains[word] |= bits;
+        self.put_in_slot(entry);
+        true
+    }
+
+    /// Puts in an entry that has bytes, unless it shares some with another; whether it was put in.
     pub(crate) fn put_clean(&mut self, entry: Entry) -> bool {
-        // Word by word, since whatever is handed over in memory would be written there on the short way too.
-        let Some(sheet) = &mut self.sheet else {
-            return self.put_first(entry.range, entry.item.index, entry.item.rest);
-        };
+        let sheet = self.sheet.get_or_insert_with(|| Box::new(Sheet::new()));
         if !sheet.mark(entry.offset(), entry.end() - 1) {
-            return self.put_in_shared_grain(entry.range, entry.item.index, entry.item.rest);
+            let clean = self.clash(entry.offset(), entry.bytes()).is_none();
+            if clean {
+                self.put_fine(entry);
+            }
+            return clean;
+        }
+        if is_full(self.count, self.slots.len()) {
+            self.grow();
         }
         self.put_in_slot(entry);
         true
@@ -368,23 +360,6 @@ impl Entries {
         if !self.put_clean(entry) {
             self.put_fine(entry);
         }
-    }
-
-    #[cold]
-    fn put_first(&mut self, range: u64, index: u64, rest: u64) -> bool {
-        let entry = Entry { range, item: Item { index, rest } };
-        self.sheet = Some(Box::new(Sheet::new()));
-        self.put_clean(entry)
-    }
-
-    #[cold]
-    fn put_in_shared_grain(&mut self, range: u64, index: u64, rest: u64) -> bool {
-        let entry = Entry { range, item: Item { index, rest } };
-        let clean = self.clash(entry.offset(), entry.bytes()).is_none();
-        if clean {
-            self.put_fine(entry);
-        }
-        clean
     }
 
     /// Puts an entry in order, and all others if they are not yet.
@@ -403,12 +378,11 @@ impl Entries {
         self.count += 1;
     }
 
+    /// Puts an entry in the first free slot from its home on; there must be one.
     #[inline(always)]
     fn put_in_slot(&mut self, entry: Entry) {
-        if 8 * (self.count as usize + 1) > 5 * self.slots.len() {
-            self.grow();
-        }
         let mut at = self.home(entry.offset());
+        let mut steps = 0;
         while let Some(slot) = self.slots.get_mut(at) {
             if slot.is_free() {
                 // Word by word, from registers.
@@ -416,9 +390,13 @@ impl Entries {
                 slot.item.index = entry.item.index;
                 slot.item.rest = entry.item.rest;
                 self.count += 1;
-                return;
+                break;
             }
             at = (at + 1) & (self.slots.len() - 1);
+            steps += 1;
+        }
+        if steps > self.reach {
+            self.reach = steps;
         }
     }
 
@@ -426,12 +404,25 @@ impl Entries {
     fn grow(&mut self) {
         let more = (2 * self.slots.len()).max(4);
         let old = std::mem::replace(&mut self.slots, vec![Entry::FREE; more].into_boxed_slice());
-        self.count = 0;
+        (self.count, self.reach) = (0, 0);
         old.into_iter().filter(|slot| !slot.is_free()).for_each(|entry| self.put_in_slot(entry));
     }
 
-    /// Takes out the entry that begins at `offset`, if it may go.
+    /// Takes out the small device allocation that begins at `offset`, if its bits are in one word of the sheet; else nothing is
+    /// done. Calls nothing.
     #[inline(always)]
+    pub(crate) fn take_small_quickly(&mut self, offset: u32) -> Option<Entry> {
+        let at = self.slot(offset)?;
+        let gone = *self.slots.get(at)?;
+        let (word, bits) = bits(offset, gone.end() - 1)?;
+        let sheet = self.sheet.as_mut().filter(|_| gone.is_small())?;
+        sheet.grains[word] &= !bits;
+        self.slots[at].range = Entry::FREE.range;
+        self.count -= 1;
+        Some(gone)
+    }
+
+    /// Takes out the entry that begins at `offset`, if it may go.
     pub(crate) fn take_if(&mut self, offset: u32, may_go: impl Fn(&Entry) -> bool) -> Option<Entry> {
         let Some(at) = self.slot(offset) else { return self.take_fine(offset, may_go) };
         let gone = *self.slots.get(at)?;
@@ -441,12 +432,11 @@ impl Entries {
         if let Some(sheet) = &mut self.sheet {
             sheet.unmark(offset, gone.end() - 1);
         }
-        self.close_gap(at);
+        self.slots[at].range = Entry::FREE.range;
         self.count -= 1;
         Some(gone)
     }
 
-    #[inline(never)]
     fn take_fine(&mut self, offset: u32, may_go: impl Fn(&Entry) -> bool) -> Option<Entry> {
         let fine = self.fine_mut()?;
         let gone = fine.entries.get(&offset).copied().filter(may_go)?;
@@ -458,25 +448,6 @@ impl Entries {
             **sheet = Sheet::new();
         }
         Some(gone)
-    }
-
-    /// Frees a slot; what stands behind it, and would have stood in it, moves up.
-    #[inline(always)]
-    fn close_gap(&mut self, mut gap: usize) {
-        let mask = self.slots.len() - 1;
-        let mut at = gap;
-        loop {
-            at = (at + 1) & mask;
-            let offset = self.slots[at].offset();
-            if offset == FREE {
-                break;
-            }
-            if at.wrapping_sub(self.home(offset)) & mask >= at.wrapping_sub(gap) & mask {
-                self.slots[gap] = self.slots[at];
-                gap = at;
-            }
-        }
-        self.slots[gap].range = Entry::FREE.range;
     }
 }
 

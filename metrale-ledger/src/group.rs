@@ -113,19 +113,21 @@ pub(crate) struct Groups {
 
 impl Groups {
     /// The number of a line's device memory without a tag.
-    #[inline]
     pub(crate) fn number_of_device(&mut self, site: &'static Location<'static>, scope: Option<u32>) -> u32 {
-        let scope = scope.unwrap_or(NO_LABEL);
-        match self.last {
-            Some((last, in_scope, number)) if std::ptr::eq(last, site) && in_scope == scope => number,
-            _ => self.look_up_device(site, scope),
-        }
+        self.last_of_device(site, scope).unwrap_or_else(|| self.look_up_device(site, scope))
     }
 
-    #[inline(never)]
-    fn look_up_device(&mut self, site: &'static Location<'static>, scope: u32) -> u32 {
-        let number = self.number(Key { site, scope, tag: NO_LABEL, kind: AllocKind::Device });
-        self.last = Some((site, scope, number));
+    /// That number, where it is the last that was asked for.
+    #[inline(always)]
+    pub(crate) fn last_of_device(&self, site: &'static Location<'static>, scope: Option<u32>) -> Option<u32> {
+        let (last, in_scope, number) = self.last?;
+        (std::ptr::eq(last, site) && in_scope == scope.unwrap_or(NO_LABEL)).then_some(number)
+    }
+
+    fn look_up_device(&mut self, site: &'static Location<'static>, scope: Option<u32>) -> u32 {
+        let key = Key::new(site, scope, AllocKind::Device);
+        let number = self.number(key);
+        self.last = Some((site, key.scope, number));
         number
     }
 

@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 
 use crate::entries::{Entry, Item};
-use crate::page::{PAGE_SHIFT, Page, PageCounts, Touch, Where};
+use crate::page::{Flips, PAGE_SHIFT, Page, PageCounts, Touch, Where};
 use crate::shard::{SHARDS, Shard};
 use crate::{AllocKind, SMALL_ALLOC_CHUNK};
 
@@ -197,23 +197,47 @@ impl Space {
         self.overlapped == 0 && self.empty.is_empty()
     }
 
-    /// Inserts a small device allocation, where neither a neighbour nor a spanning one is in the way: its page, where its
-    /// touch is still to be counted. None, and nothing changed, where something may be. To be asked only while the space
-    /// [is plain](Self::is_plain).
+    /// Inserts a small device allocation, where neither a neighbour nor a spanning one is in the way; None, and nothing
+    /// changed, where something may be. To be asked only while the space [is plain](Self::is_plain).
+    pub(crate) fn insert_small(&mut self, addr: u64, bytes: u32, item: Item, place: Where) -> Option<Flips> {
+        let (number, offset) = locate(addr);
+        let nothing_spans = self.spanning.is_empty();
+        let pages = &mut self.shard_mut(number).pages;
+        let page = pages.open(number);
+        if !page.is_clear(nothing_spans) || !page.suits(place) {
+            return None;
+        }
+        let first = page.is_untouched();
+        let flips = page.put_small(Entry::new(offset, bytes, item))?;
+        if first {
+            pages.note_touched();
+        }
+        Some(flips)
+    }
+
+    /// [`insert_small`](Self::insert_small) where that is [quickly done](Page::put_small_quickly), in a page that is known;
+    /// else nothing is done.
     #[inline(always)]
-    pub(crate) fn insert_small(
+    pub(crate) fn insert_small_quickly(
         &mut self,
         addr: u64,
         bytes: u32,
         item: Item,
         place: Where,
-    ) -> Option<&mut Page> {
+    ) -> Option<bool> {
         let (number, offset) = locate(addr);
         let nothing_spans = self.spanning.is_empty();
-        self.shard_mut(number).pages.put_small(number, Entry::new(offset, bytes, item), |page| {
-            // A page in which something lies whole, with no end of a spanning allocation, is inside none.
-            (!page.entries().is_empty() && page.spanning == 0 || nothing_spans) && page.suits(place)
-        })
+        let pages = &mut self.shard_mut(number).pages;
+        let page = pages.get_mut(number)?;
+        if !page.is_clear(nothing_spans) || !page.suits(place) {
+            return None;
+        }
+        let first = page.is_untouched();
+        let flips = page.put_small_quickly(Entry::new(offset, bytes, item))?;
+        if first {
+            pages.note_touched();
+        }
+        Some(flips)
     }
 
     /// Inserts, unless the base is taken; and the change of the page counts.
@@ -276,20 +300,28 @@ impl Space {
         }
     }
 
-    /// Removes the small device allocation that begins at `addr`, if there is one: its page, where its touch is still to be
-    /// taken back, and that noted where it was [the last](Page::is_untouched). To be asked only while the space
+    /// Removes the small device allocation that begins at `addr`, if there is one. To be asked only while the space
     /// [is plain](Self::is_plain).
-    #[inline(always)]
-    pub(crate) fn remove_small(&mut self, addr: u64) -> Option<(&mut Page, Entry)> {
+    pub(crate) fn remove_small(&mut self, addr: u64) -> Option<(Entry, Flips)> {
         let (number, offset) = locate(addr);
-        self.shard_mut(number).pages.take_small(number, offset)
+        self.shard_mut(number).pages.remove_small(number, offset)
     }
 
-    /// To be called when the last touch of the page of `addr` is gone.
-    #[inline]
+    /// [`remove_small`](Self::remove_small) where that is [quickly done](Page::take_small_quickly); else nothing is done.
+    /// Where the page's last touch is gone, that is still [to be noted](Self::note_untouched).
+    #[inline(always)]
+    pub(crate) fn remove_small_quickly(&mut self, addr: u64) -> Option<(Entry, bool)> {
+        let (number, offset) = locate(addr);
+        self.shard_mut(number).pages.get_mut(number)?.take_small_quickly(offset)
+    }
+
+    /// Takes note of the page of `addr`, where its last touch is gone.
     pub(crate) fn note_untouched(&mut self, addr: u64) {
         let (number, _) = locate(addr);
-        self.shard_mut(number).pages.note_untouched(number);
+        let pages = &mut self.shard_mut(number).pages;
+        if pages.get(number).is_some_and(Page::is_untouched) {
+            pages.note_untouched(number);
+        }
     }
 
     /// Removes what [`find`](Self::find) found; and the change of the page counts.

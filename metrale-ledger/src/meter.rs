@@ -335,33 +335,48 @@ impl Meter {
         self.open == 0 && totals.iter().all(|total| *total < 1 << 62)
     }
 
-    /// [`apply`](Self::apply) for a small device allocation that comes, by the short way; `touch` counts its touch.
-    #[inline(always)]
-    pub(crate) fn small_comes(&mut self, bytes: u32, touch: impl FnOnce(&mut Self)) -> Option<u64> {
-        let live_bytes = self.running.live_bytes + u64::from(bytes);
-        let is_peak = live_bytes > self.running.peak_bytes;
+    /// [`apply`](Self::apply) for a small device allocation that comes, by the short way.
+    pub(crate) fn small_comes(&mut self, bytes: u32, flips: Flips) -> Option<u64> {
+        let is_peak = self.running.live_bytes + u64::from(bytes) > self.running.peak_bytes;
         if !is_peak && self.is_at_peak() {
             self.keep_peak(self.pages);
         }
-        self.running.live_bytes = live_bytes;
-        self.running.live_count += 1;
-        touch(self);
+        self.small_more(bytes);
+        self.flip(flips);
         if is_peak {
             self.note_peak();
         }
         (!is_peak).then_some(self.peaks)
     }
 
-    /// [`apply`](Self::apply) for a small device allocation that goes, by the short way; `touch` takes its touch back.
-    #[inline(always)]
-    pub(crate) fn small_goes(&mut self, bytes: u32, touch: impl FnOnce(&mut Self)) -> u64 {
+    /// [`apply`](Self::apply) for a small device allocation that goes, by the short way.
+    pub(crate) fn small_goes(&mut self, bytes: u32, flips: Flips) -> u64 {
         if self.is_at_peak() {
             self.keep_peak(self.pages);
         }
+        self.small_less(bytes);
+        self.flip(flips);
+        self.peaks
+    }
+
+    /// Whether so many more bytes make no new peak, and nothing of the last one is to be put aside first. Then a change of a
+    /// small allocation is counted by [`small_more`](Self::small_more) and [`small_less`](Self::small_less) alone, but for
+    /// [its flips](Self::flip).
+    #[inline(always)]
+    pub(crate) fn is_below_peak(&self, bytes: u32) -> bool {
+        !self.is_at_peak() && self.running.live_bytes + u64::from(bytes) <= self.running.peak_bytes
+    }
+
+    #[inline(always)]
+    pub(crate) fn small_more(&mut self, bytes: u32) {
+        self.running.live_bytes += u64::from(bytes);
+        self.running.live_count += 1;
+    }
+
+    #[inline(always)]
+    pub(crate) fn small_less(&mut self, bytes: u32) {
         self.running.live_bytes -= u64::from(bytes);
         self.running.live_count -= 1;
-        touch(self);
-        self.peaks
     }
 
     /// Takes note of a new peak of live bytes.
@@ -374,8 +389,10 @@ impl Meter {
     }
 
     /// Counts pages that the touch of a small allocation flipped.
-    #[inline(never)]
     pub(crate) fn flip(&mut self, flips: Flips) {
+        if flips.is_none() {
+            return;
+        }
         self.pages.add(flips.into());
         let page = |flip: i8| (i64::from(flip) << SMALL_ALLOC_CHUNK.trailing_zeros()) as u64;
         let running = &mut self.running;

@@ -57,6 +57,18 @@ pub(crate) struct Flips {
     pub(crate) small: i8,
 }
 
+impl Flips {
+    /// A page that only small device allocations touch comes to have any, or none.
+    pub(crate) fn of_small_page(comes: bool) -> Self {
+        let step = if comes { 1 } else { -1 };
+        Self { device: step, arena_only: 0, small: step }
+    }
+
+    pub(crate) fn is_none(self) -> bool {
+        self == Self::default()
+    }
+}
+
 impl From<Flips> for PageCounts {
     #[inline]
     fn from(flips: Flips) -> Self {
@@ -125,6 +137,13 @@ impl Page {
         self.entries.is_empty() && self.spanning == 0
     }
 
+    /// Whether none of the spanning allocations is over this page, for all that is seen here: one in which something lies
+    /// whole, with no end of a spanning allocation, is inside none. Where nothing overlaps.
+    #[inline]
+    pub(crate) fn is_clear(&self, nothing_spans: bool) -> bool {
+        nothing_spans || self.spanning == 0 && !self.entries.is_empty()
+    }
+
     #[inline]
     pub(crate) fn suits(&self, place: Where) -> bool {
         place == Where::Anywhere || self.small | self.large != 0
@@ -136,11 +155,21 @@ impl Page {
         self.touch(entry.touch(), true)
     }
 
-    /// Puts in an entry that has bytes, unless it shares some with another; whether it was put in. Its touch is still to be
-    /// counted.
+    /// Puts in a small device allocation, unless it shares bytes with another entry; and the change of the counts of pages.
+    pub(crate) fn put_small(&mut self, entry: Entry) -> Option<Flips> {
+        self.entries.put_clean(entry).then(|| self.touch(Touch::Device { small: true }, true))
+    }
+
+    /// [`put_small`](Self::put_small) where that is [quickly done](Entries::put_quickly); else nothing is done. The change is
+    /// told as whether this makes the page one of device memory.
     #[inline(always)]
-    pub(crate) fn put_clean(&mut self, entry: Entry) -> bool {
-        self.entries.put_clean(entry)
+    pub(crate) fn put_small_quickly(&mut self, entry: Entry) -> Option<bool> {
+        let flips = self.small == 0;
+        if flips && self.large | self.arena != 0 || !self.entries.put_quickly(entry) {
+            return None;
+        }
+        self.small += 1;
+        Some(flips)
     }
 
     /// Takes out the entry that begins at `offset`.
@@ -149,10 +178,23 @@ impl Page {
         Some((gone, self.touch(gone.touch(), false)))
     }
 
-    /// Takes out the small device allocation that begins at `offset`. Its touch is still to be taken back.
+    /// Takes out the small device allocation that begins at `offset`.
+    pub(crate) fn take_small(&mut self, offset: u32) -> Option<(Entry, Flips)> {
+        let gone = self.entries.take_if(offset, Entry::is_small)?;
+        Some((gone, self.touch(gone.touch(), false)))
+    }
+
+    /// [`take_small`](Self::take_small) where that is [quickly done](Entries::take_small_quickly); else nothing is done. The
+    /// change is told as whether the page is one of device memory no longer.
     #[inline(always)]
-    pub(crate) fn take_small(&mut self, offset: u32) -> Option<Entry> {
-        self.entries.take_if(offset, Entry::is_small)
+    pub(crate) fn take_small_quickly(&mut self, offset: u32) -> Option<(Entry, bool)> {
+        let flips = self.small == 1;
+        if flips && self.large | self.arena != 0 {
+            return None;
+        }
+        let gone = self.entries.take_small_quickly(offset)?;
+        self.small -= 1;
+        Some((gone, flips))
     }
 
     /// Adds or removes one touch; the change of the counts of pages.
@@ -171,21 +213,6 @@ impl Page {
         }
         // Only the first touch and the last flip what a page counts as.
         if *count > u32::from(add) { Flips::default() } else { self.flips(touch, add) }
-    }
-
-    /// [`touch`](Self::touch) for a small device allocation; `flip` is told the change, if there is one.
-    #[inline(always)]
-    pub(crate) fn touch_small(&mut self, add: bool, flip: impl FnOnce(Flips)) {
-        self.small = if add { self.small + 1 } else { self.small - 1 };
-        if self.small > u32::from(add) {
-            return;
-        }
-        let step = if add { 1 } else { -1 };
-        flip(if self.large | self.arena == 0 {
-            Flips { device: step, arena_only: 0, small: step }
-        } else {
-            self.flips(Touch::Device { small: true }, add)
-        });
     }
 
     /// What the first or last touch of its sort flips.

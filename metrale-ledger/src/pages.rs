@@ -112,36 +112,14 @@ impl Pages {
         Some(gone)
     }
 
-    /// Puts a small device allocation in its page, if that one suits and it shares no bytes with another there. Its touch is
-    /// still to be counted.
-    #[inline(always)]
-    pub(crate) fn put_small(
-        &mut self,
-        number: u64,
-        entry: Entry,
-        suits: impl FnOnce(&mut Page) -> bool,
-    ) -> Option<&mut Page> {
-        let at = match self.find(number) {
-            Ok(at) => at,
-            Err(at) => self.make(number, at),
-        };
-        let page = &mut self.places[at];
-        if !suits(page) || !page.put_clean(entry) {
-            return None;
-        }
-        if page.entries().len() == 1 && page.spanning == 0 {
-            self.untouched -= 1;
-        }
-        Some(page)
-    }
-
-    /// Takes the small device allocation that begins at `offset` out of that page. Its touch is still to be taken back, and
-    /// then, where the page [is untouched](Page::is_untouched), that noted.
-    #[inline(always)]
-    pub(crate) fn take_small(&mut self, number: u64, offset: u32) -> Option<(&mut Page, Entry)> {
+    /// [`remove`](Self::remove) for a small device allocation.
+    pub(crate) fn remove_small(&mut self, number: u64, offset: u32) -> Option<(Entry, Flips)> {
         let page = self.get_mut(number)?;
         let gone = page.take_small(offset)?;
-        Some((page, gone))
+        if page.is_untouched() {
+            self.note_untouched(number);
+        }
+        Some(gone)
     }
 
     /// To be called when the first touch of a page is made.

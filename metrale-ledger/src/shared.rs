@@ -22,7 +22,7 @@ use crate::group::Key;
 use crate::index::{Extent, Standing, locate};
 use crate::meter::{Change, Lane, News, Running};
 use crate::misuse::{ForgetError, FreedBy, Recorded, Tombstone};
-use crate::page::{Flips, Page, Where};
+use crate::page::{Page, Where};
 use crate::shard::{SHARDS, Shard};
 use crate::snapshot::Totals;
 use crate::sync::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -285,6 +285,15 @@ impl Shared {
         }
     }
 
+    /// [`whole_often`](Self::whole_often), where that needs no wait.
+    #[inline(always)]
+    fn whole_at_once(&self) -> Option<MutexGuard<'_, Core>> {
+        if self.dealt.load(Relaxed) {
+            return None;
+        }
+        self.core.try_lock().filter(|core| !core.dealt)
+    }
+
     /// Waits for the whole, and deals the shards out if threads meet too often.
     #[cold]
     fn whole_met(&self) -> Option<MutexGuard<'_, Core>> {
@@ -305,11 +314,34 @@ impl Shared {
     #[inline]
     fn publish(&self, core: &mut Core) {
         if core.book.meter.has_news() {
-            return self.publish_news(core);
+            self.publish_news(core);
+        } else {
+            self.publish_live(core);
         }
+    }
+
+    /// Makes live bytes and count readable, where nothing else changed.
+    #[inline(always)]
+    fn publish_live(&self, core: &Core) {
         let running = core.book.meter.running();
         self.published.set(Total::LiveBytes, running.live_bytes);
         self.published.set(Total::LiveCount, running.live_count);
+    }
+
+    /// Makes the totals readable after the everyday case, in which the page of an address may have come to be one of device
+    /// memory, or no longer.
+    #[inline(always)]
+    fn publish_small(&self, core: &mut Core, flip: Option<(u64, bool)>) {
+        match flip {
+            Some((addr, comes)) => self.publish_flip(core, addr, comes),
+            None => self.publish_live(core),
+        }
+    }
+
+    #[inline(never)]
+    fn publish_flip(&self, core: &mut Core, addr: u64, comes: bool) {
+        core.book.flip(addr, comes);
+        self.publish_news(core);
     }
 
     /// Makes those totals readable, too, that small allocations seldom change; or all, where there was more.
@@ -475,24 +507,24 @@ impl Shared {
                 group
             }
         };
-        let spanning_state = shard.spanning_state;
+        let page = shard.pages.open(number);
+        // As for the whole; what is known of an empty page stays true, since nothing spanning comes while this is dealt out.
+        let sure = page.is_clear(false) || page.clear_as_of == shard.spanning_state;
+        if !page.suits(allowed) || !sure && !self.is_clear(page, shard.spanning_state, addr, bytes) {
+            return Dealt::TakesWhole;
+        }
+        let first = page.is_untouched();
         let item = Item::new(0, group, AllocKind::Device);
-        let page = shard.pages.put_small(number, Entry::new(offset, bytes as u32, item), |page| {
-            // As for the whole; what is known of an empty page stays true, since nothing spanning comes while this is dealt
-            // out.
-            let sure = !page.entries().is_empty() && page.spanning == 0;
-            page.suits(allowed)
-                && (sure
-                    || page.clear_as_of == spanning_state
-                    || self.is_clear(page, spanning_state, addr, bytes))
-        });
-        let Some(page) = page else { return Dealt::TakesWhole };
-        let mut flips = Flips::default();
-        page.touch_small(true, |change| flips = change);
+        let Some(flips) = page.put_small(Entry::new(offset, bytes as u32, item)) else {
+            return Dealt::TakesWhole;
+        };
         let change = Change::of(AllocKind::Device, bytes, true, flips);
         let (index, after, back) = self.count(&change);
         if let Some(item) = page.item_mut(offset) {
             item.index = index;
+        }
+        if first {
+            shard.pages.note_touched();
         }
         if let Some(known) = shard.groups.get_mut(&group) {
             known.held.change(change.bytes(), 1, after);
@@ -516,16 +548,11 @@ impl Shared {
         let (number, offset) = locate(addr);
         let mut place = self.shards[number as usize % SHARDS].lock();
         let Some(shard) = place.as_mut() else { return Dealt::TakesWhole };
-        let Some((page, entry)) = shard.pages.take_small(number, offset) else {
+        let Some((entry, flips)) = shard.pages.remove_small(number, offset) else {
             return Dealt::TakesWhole;
         };
         let bytes = entry.bytes() as usize;
-        let mut flips = Flips::default();
-        page.touch_small(false, |change| flips = change);
         let change = Change::of(AllocKind::Device, bytes, false, flips);
-        if page.is_untouched() {
-            shard.pages.note_untouched(number);
-        }
         let (_, after, back) = self.count(&change);
         let known = shard
             .groups
@@ -578,7 +605,6 @@ impl Shared {
     }
 
     /// Records a small device allocation, if there is a place for it and nothing amiss: its index. Else nothing is done.
-    // Always, as what it calls: one frame, and what it answers in registers, are half of what it would cost otherwise.
     #[inline(always)]
     pub(crate) fn record_small(
         &self,
@@ -591,17 +617,35 @@ impl Shared {
         if !is_small(addr, bytes) {
             return None;
         }
-        let Some(mut core) = self.whole_often() else {
-            return self.record_apart(addr, bytes, site, scope, place);
+        let Some(mut core) = self.whole_at_once() else {
+            return self.record_small_later(addr, bytes, site, scope, place);
         };
+        let Some((index, flips)) = core.book.record_quickly(addr, bytes, site, scope, place) else {
+            return self.record_small_in(core, addr, bytes, site, scope, place);
+        };
+        self.publish_small(&mut core, flips.then_some((addr, true)));
+        Some(index)
+    }
+
+    /// [`record_small`](Self::record_small) where it is not the everyday case.
+    #[inline(never)]
+    fn record_small_in(
+        &self,
+        mut core: MutexGuard<'_, Core>,
+        addr: u64,
+        bytes: usize,
+        site: &'static Location<'static>,
+        scope: Option<u32>,
+        place: Where,
+    ) -> Option<u64> {
         let index = core.book.record_small(addr, bytes, site, scope, place)?;
         self.publish(&mut core);
         Some(index)
     }
 
-    /// [`record_small`](Self::record_small) while the shards are dealt out.
+    /// [`record_small`](Self::record_small) where others are at the whole, or it is dealt out.
     #[inline(never)]
-    fn record_apart(
+    fn record_small_later(
         &self,
         addr: u64,
         bytes: usize,
@@ -609,7 +653,10 @@ impl Shared {
         scope: Option<u32>,
         place: Where,
     ) -> Option<u64> {
-        self.finish(self.record_dealt(addr, bytes, site, scope, place))
+        match self.whole_often() {
+            Some(core) => self.record_small_in(core, addr, bytes, site, scope, place),
+            None => self.finish(self.record_dealt(addr, bytes, site, scope, place)),
+        }
     }
 
     #[inline(never)]
@@ -637,26 +684,42 @@ impl Shared {
         done: impl Fn(AllocRecord) -> T,
         otherwise: impl FnOnce(&Self) -> T,
     ) -> T {
-        match self.whole_often() {
-            Some(mut core) => {
-                if let Some(gone) = core.book.forget_small(addr, freed_at) {
-                    self.publish(&mut core);
-                    return done(gone);
+        let later = match self.whole_at_once() {
+            Some(mut core) => match core.book.forget_quickly(addr, freed_at) {
+                Some((gone, flips)) => {
+                    self.publish_small(&mut core, flips.then_some((addr, false)));
+                    return done(core.book.small_outward(&gone));
                 }
-            }
-            None => {
-                if let Some(record) = self.forget_apart(addr, freed_at) {
-                    return done(record);
-                }
-            }
+                None => self.forget_small_in(core, addr, freed_at),
+            },
+            None => self.forget_small_later(addr, freed_at),
+        };
+        match later {
+            Some(gone) => done(gone),
+            None => otherwise(self),
         }
-        otherwise(self)
     }
 
-    /// [`forget_small`](Self::forget_small) while the shards are dealt out.
+    /// [`forget_small`](Self::forget_small) where it is not the everyday case.
     #[inline(never)]
-    fn forget_apart(&self, addr: u64, freed_at: &'static Location<'static>) -> Option<AllocRecord> {
-        self.finish(self.forget_dealt(addr, freed_at))
+    fn forget_small_in(
+        &self,
+        mut core: MutexGuard<'_, Core>,
+        addr: u64,
+        freed_at: &'static Location<'static>,
+    ) -> Option<AllocRecord> {
+        let gone = core.book.forget_small(addr, freed_at)?;
+        self.publish(&mut core);
+        Some(gone)
+    }
+
+    /// [`forget_small`](Self::forget_small) where others are at the whole, or it is dealt out.
+    #[inline(never)]
+    fn forget_small_later(&self, addr: u64, freed_at: &'static Location<'static>) -> Option<AllocRecord> {
+        match self.whole_often() {
+            Some(core) => self.forget_small_in(core, addr, freed_at),
+            None => self.finish(self.forget_dealt(addr, freed_at)),
+        }
     }
 
     pub(crate) fn forget(

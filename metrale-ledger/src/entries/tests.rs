@@ -65,7 +65,7 @@ fn seen(entry: Option<Entry>) -> Option<(u32, (u32, Item))> {
 }
 
 fn agree(entries: &Entries, plain: &Plain) {
-    assert_eq!(entries.len() as usize, plain.len());
+    assert_eq!(entries.count as usize, plain.len());
     assert_eq!(entries.is_empty(), plain.is_empty());
     let mut all: Vec<_> = entries.iter().map(|entry| seen(Some(entry)).unwrap()).collect();
     all.sort_unstable_by_key(|&(offset, _)| offset);
@@ -136,7 +136,7 @@ fn a_page_full_of_grains_stays_coarse() {
         )));
     }
     assert!(entries.fine().is_none());
-    assert_eq!(entries.len(), grains);
+    assert_eq!(entries.count, grains);
     for n in 0..grains {
         let inside = offset(n) + n % GRAIN;
         assert_eq!(entries.owner(inside).map(|entry| entry.item.index), Some(n.into()));
