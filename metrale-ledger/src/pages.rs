@@ -35,14 +35,14 @@ impl Pages {
     }
 
     /// The first place to look for a page.
-    #[inline]
+    #[inline(always)]
     fn home(&self, number: u64) -> usize {
         // The product's upper half, as far as there are places; they are a power of two.
         ((number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize) & self.places.len().wrapping_sub(1)
     }
 
     /// Where a page is, or else where it would go.
-    #[inline]
+    #[inline(always)]
     fn find(&self, number: u64) -> Result<usize, usize> {
         let mut at = self.home(number);
         while let Some(page) = self.places.get(at) {
@@ -62,7 +62,7 @@ impl Pages {
         self.find(number).ok().map(|at| &self.places[at])
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut Page> {
         self.find(number).ok().map(|at| &mut self.places[at])
     }
