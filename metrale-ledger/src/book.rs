@@ -335,10 +335,11 @@ impl Book {
     }
 
     /// Counts the page of `addr`, which only small device allocations touch, as one of device memory, or no longer.
+    #[inline]
     pub(crate) fn flip(&mut self, addr: u64, comes: bool) {
-        self.meter.flip(Flips::of_small_page(comes));
+        self.meter.flip_small_page(comes);
         if !comes {
-            self.device.note_untouched(addr);
+            self.device.drop_surplus(addr);
         }
     }
 

@@ -307,21 +307,19 @@ impl Space {
         self.shard_mut(number).pages.remove_small(number, offset)
     }
 
-    /// [`remove_small`](Self::remove_small) where that is [quickly done](Page::take_small_quickly); else nothing is done.
-    /// Where the page's last touch is gone, that is still [to be noted](Self::note_untouched).
+    /// [`remove_small`](Self::remove_small) where that is [quickly done](Page::take_small_quickly); else nothing is done. Answers
+    /// whether the page is one of device memory no longer. Then [`drop_surplus`](Self::drop_surplus) is still to be called.
     #[inline(always)]
     pub(crate) fn remove_small_quickly(&mut self, addr: u64) -> Option<(Entry, bool)> {
         let (number, offset) = locate(addr);
-        self.shard_mut(number).pages.get_mut(number)?.take_small_quickly(offset)
+        self.shard_mut(number).pages.remove_small_quickly(number, offset)
     }
 
-    /// Takes note of the page of `addr`, where its last touch is gone.
-    pub(crate) fn note_untouched(&mut self, addr: u64) {
+    /// Drops the page of `addr`, if nothing touches it and there are many such.
+    #[inline]
+    pub(crate) fn drop_surplus(&mut self, addr: u64) {
         let (number, _) = locate(addr);
-        let pages = &mut self.shard_mut(number).pages;
-        if pages.get(number).is_some_and(Page::is_untouched) {
-            pages.note_untouched(number);
-        }
+        self.shard_mut(number).pages.drop_surplus(number);
     }
 
     /// Removes what [`find`](Self::find) found; and the change of the page counts.

@@ -388,23 +388,39 @@ impl Meter {
         self.news.add(News::PEAK);
     }
 
+    /// [`flip`](Self::flip) for a page that only small device allocations touch, which comes to have any, or none. It is no
+    /// news, but to be published at once.
+    #[inline]
+    pub(crate) fn flip_small_page(&mut self, comes: bool) {
+        let signed = |number: u64| if comes { number } else { number.wrapping_neg() };
+        self.pages.add(PageCounts { device: signed(1), arena_only: 0, small: signed(1) });
+        self.flip_running(signed(SMALL_ALLOC_CHUNK), signed(SMALL_ALLOC_CHUNK));
+    }
+
     /// Counts pages that the touch of a small allocation flipped.
-    pub(crate) fn flip(&mut self, flips: Flips) {
+    fn flip(&mut self, flips: Flips) {
         if flips.is_none() {
             return;
         }
         self.pages.add(flips.into());
         let page = |flip: i8| (i64::from(flip) << SMALL_ALLOC_CHUNK.trailing_zeros()) as u64;
+        let arena_resident = &mut self.running.arena_resident_bytes;
+        *arena_resident = arena_resident.wrapping_add(page(flips.arena_only));
+        self.flip_running(page(flips.device), page(flips.small));
+        self.news.add(News::PAGES);
+    }
+
+    /// Changes the running totals by bytes of device pages, and of such with small allocations; negative ones wrap.
+    #[inline]
+    fn flip_running(&mut self, device: u64, small: u64) {
         let running = &mut self.running;
-        running.resident_bytes = running.resident_bytes.wrapping_add(page(flips.device));
-        running.slack_and_live = running.slack_and_live.wrapping_add(page(flips.device));
-        running.chunk_rest_and_live = running.chunk_rest_and_live.wrapping_add(page(flips.small));
-        running.arena_resident_bytes = running.arena_resident_bytes.wrapping_add(page(flips.arena_only));
+        running.resident_bytes = running.resident_bytes.wrapping_add(device);
+        running.slack_and_live = running.slack_and_live.wrapping_add(device);
+        running.chunk_rest_and_live = running.chunk_rest_and_live.wrapping_add(small);
         if running.resident_bytes > running.peak_resident_bytes {
             running.peak_resident_bytes = running.resident_bytes;
             self.peak_resident = running.resident_bytes.into();
         }
-        self.news.add(News::PAGES);
     }
 
     pub(crate) fn reset_peak(&mut self, pages: PageCounts) {

@@ -58,12 +58,6 @@ pub(crate) struct Flips {
 }
 
 impl Flips {
-    /// A page that only small device allocations touch comes to have any, or none.
-    pub(crate) fn of_small_page(comes: bool) -> Self {
-        let step = if comes { 1 } else { -1 };
-        Self { device: step, arena_only: 0, small: step }
-    }
-
     pub(crate) fn is_none(self) -> bool {
         self == Self::default()
     }

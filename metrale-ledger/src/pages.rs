@@ -122,17 +122,34 @@ impl Pages {
         Some(gone)
     }
 
+    /// [`remove_small`](Self::remove_small) where that is [quickly done](Page::take_small_quickly); else nothing is done. Answers
+    /// whether the page is one of device memory no longer. Then [`drop_surplus`](Self::drop_surplus) is still to be called.
+    #[inline(always)]
+    pub(crate) fn remove_small_quickly(&mut self, number: u64, offset: u32) -> Option<(Entry, bool)> {
+        let page = self.get_mut(number)?;
+        let (gone, flips) = page.take_small_quickly(offset)?;
+        if flips && page.is_untouched() {
+            self.untouched += 1;
+        }
+        Some((gone, flips))
+    }
+
     /// To be called when the first touch of a page is made.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn note_touched(&mut self) {
         self.untouched -= 1;
     }
 
     /// To be called when the last touch of a page is gone. Some such pages stay for the next allocation in them.
-    #[inline(never)]
     pub(crate) fn note_untouched(&mut self, number: u64) {
         self.untouched += 1;
-        if self.untouched > KEPT {
+        self.drop_surplus(number);
+    }
+
+    /// Drops that page, if nothing touches it and there are many such.
+    #[inline]
+    pub(crate) fn drop_surplus(&mut self, number: u64) {
+        if self.untouched > KEPT && self.get(number).is_some_and(Page::is_untouched) {
             self.drop_page(number);
         }
     }

@@ -105,6 +105,15 @@ impl Published {
         self.edition.store(edition + 2, Release);
     }
 
+    /// What changes with the pages.
+    fn write_pages(&self, running: &Running) {
+        self.set(Total::ResidentBytes, running.resident_bytes);
+        self.set(Total::SlackBytes, running.slack_and_live());
+        self.set(Total::ChunkSlackBytes, running.chunk_slack_and_live());
+        self.set(Total::ArenaResidentBytes, running.arena_resident_bytes);
+        self.set(Total::PeakResidentBytes, running.peak_resident_bytes);
+    }
+
     fn write(&self, totals: &Totals) {
         let with_live = |slack: u64| slack.wrapping_add(totals.live_bytes);
         for (total, value) in [
@@ -341,7 +350,8 @@ impl Shared {
     #[inline(never)]
     fn publish_flip(&self, core: &mut Core, addr: u64, comes: bool) {
         core.book.flip(addr, comes);
-        self.publish_news(core);
+        let running = core.book.meter.running();
+        self.published.publish(running, |published| published.write_pages(running));
     }
 
     /// Makes those totals readable, too, that small allocations seldom change; or all, where there was more.
@@ -354,11 +364,7 @@ impl Shared {
         let running = core.book.meter.running();
         self.published.publish(running, |published| {
             if news.has(News::PAGES) {
-                published.set(Total::ResidentBytes, running.resident_bytes);
-                published.set(Total::SlackBytes, running.slack_and_live());
-                published.set(Total::ChunkSlackBytes, running.chunk_slack_and_live());
-                published.set(Total::ArenaResidentBytes, running.arena_resident_bytes);
-                published.set(Total::PeakResidentBytes, running.peak_resident_bytes);
+                published.write_pages(running);
             }
             if news.has(News::PEAK) {
                 published.set(Total::PeakBytes, running.peak_bytes);
