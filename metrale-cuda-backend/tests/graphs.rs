@@ -303,6 +303,38 @@ on_both_drivers! {
         backend.free(at).unwrap();
     }
 
+    threads_that_replay_one_graph_take_turns_until_it_is_destroyed(driver) {
+        let backend = backend(driver);
+        let at = backend.alloc(64).unwrap();
+        let graph = filling(&backend, at, 5, 64, "shared");
+        let (enough, has_enough) = mpsc::channel();
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                let (backend, enough) = (&backend, enough.clone());
+                scope.spawn(move || {
+                    backend.bind_to_thread().unwrap();
+                    for launched in 0.. {
+                        match backend.launch_graph(graph, backend.stream()) {
+                            Ok(()) => {}
+                            Err(gone) => {
+                                assert!(gone.is::<BadArgument>() && gone.to_string().contains("graph \"shared\""), "{gone}");
+                                break;
+                            }
+                        }
+                        if launched == 50 {
+                            let _ = enough.send(());
+                        }
+                    }
+                });
+            }
+            (0..4).for_each(|_| has_enough.recv().unwrap());
+            backend.destroy_graph(graph).unwrap();
+        });
+        backend.synchronize_stream(backend.stream()).unwrap();
+        assert_eq!(byte(&backend, at), 5);
+        backend.free(at).unwrap();
+    }
+
     one_thread_captures_while_another_allocates(driver) {
         let backend = backend(driver);
         let at = backend.alloc(4 * KIB).unwrap();

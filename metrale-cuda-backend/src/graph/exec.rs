@@ -12,7 +12,7 @@ use metrale_driver_sys::{
 use metrale_ledger::{AllocKind, LiveAllocation, Whois};
 use metrale_registry::is_teardown_noop;
 use metrale_telemetry::{Counter, Launch, LaunchKind, run_metrics};
-use parking_lot::Mutex;
+use spin::mutex::SpinMutex;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask, failed};
@@ -59,7 +59,7 @@ impl MetraleCudaBackend {
                 device: self.seat().device,
                 host: Arc::downgrade(self.host()),
                 alive: AtomicBool::new(true),
-                state: Mutex::new(GraphState {
+                state: SpinMutex::new(GraphState {
                     id: recorded.id,
                     captured_at: recorded.captured_at,
                     nodes,

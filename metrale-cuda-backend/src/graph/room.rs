@@ -8,10 +8,13 @@ use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::thread;
+use std::time::Duration;
 
 use metrale_driver_sys::DriverApi;
 use metrale_registry::CudaHost;
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use spin::RelaxStrategy;
+use spin::mutex::SpinMutex;
 
 use crate::gpu::GraphHandle;
 use crate::graph::captures::{Capture, Captures, Reach};
@@ -38,8 +41,19 @@ pub(crate) struct Graph {
     pub(crate) host: Weak<CudaHost>,
     /// Changed with the lock held.
     pub(crate) alive: AtomicBool,
-    /// Held over every driver call on the graph: the driver leaves it to its callers to make them one at a time.
-    pub(crate) state: Mutex<GraphState>,
+    /// Held over every driver call on the graph: the driver leaves it to its callers to make them one at a time. Seldom do two
+    /// threads want one graph at once, so what counts is that its release is a plain store.
+    pub(crate) state: SpinMutex<GraphState, Nap>,
+}
+
+/// How a thread waits for one that is at the same graph: asleep, since the driver may take long.
+#[derive(Debug)]
+pub(crate) struct Nap;
+
+impl RelaxStrategy for Nap {
+    fn relax() {
+        thread::sleep(Duration::from_micros(20));
+    }
 }
 
 impl Graph {
