@@ -475,9 +475,9 @@ on_both_drivers! {
         let taken = before - backend.memory_info().unwrap().free_bytes as i64;
         let infos = backend.graphs();
         assert_eq!(infos.iter().map(|info| info.bytes_measured.unwrap()).sum::<i64>(), taken);
-        // 2 MiB at a time, measured on an H200: the first takes some, and the next finds room in it.
-        let first = infos[0].bytes_measured.unwrap();
-        assert!(first > 0 && first % (2 * MIB as i64) == 0, "{first}");
+        // Measured on an H200: 2 MiB, unless the streams' pool has room, as where the process sees several devices.
+        let [first, second] = [0, 1].map(|n: usize| infos[n].bytes_measured.unwrap());
+        assert!([0, 2 * MIB as i64].contains(&first) && second == 0, "{first}, {second}");
         assert_eq!(backend.graph_bytes_measured(), taken);
         backend.destroy_graph(one).unwrap();
         backend.destroy_graph(two).unwrap();

@@ -59,7 +59,8 @@ impl Model {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let (device, body) = (graph.device, Arc::clone(&graph.body));
-        let bytes = self.memory.open_graph(device, body.nodes.len())?;
+        let kernels = body.nodes.iter().filter(|node| matches!(node.work, Work::Kernel(_))).count();
+        let bytes = self.memory.open_graph(device, kernels)?;
         let handle = self.handles.take(Kind::Exec);
         self.execs.insert(handle, Exec { device, body, bytes });
         Ok(handle)

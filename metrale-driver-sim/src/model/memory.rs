@@ -9,7 +9,7 @@
 //! | primary context | the profile's figure, given back with the context |
 //! | module globals | packed by the same rule into chunks of their own |
 //! | streams | a pool of 2 MiB chunks by the highest number alive at once, kept to the context's end |
-//! | instantiated graph | 2400 bytes a node from a pool of 2 MiB chunks that never shrinks |
+//! | instantiated graph | the place of a stream for a moment; 2480 bytes a kernel node from a pool of 2 MiB chunks that never shrinks |
 //! | pinned host memory | nothing |
 //! | managed memory | nothing until the device touches it: then whole pages, and once per context 120 MiB that stay |
 
@@ -25,13 +25,15 @@ use crate::profile::{KernelBounds, Profile};
 
 /// What the pool of streams grows by.
 const STREAM_CHUNK_BYTES: u64 = 2 << 20;
-/// Streams that a chunk of the pool holds. The first stream of a context needs none of it.
+/// Streams that a chunk of the pool holds. The first place of a context needs none of it; each further device that the
+/// process sees takes a place too, once there are streams.
 const STREAMS_PER_CHUNK: u64 = 4;
-/// From so many streams on the pool has one chunk more: 34 took 18 MiB, 36 took 20.
-const STREAMS_BEYOND: u64 = 35;
-/// What an instantiated graph takes for each node. Modelled: measurements in contexts of different pasts lie within a
-/// chunk of it.
-const GRAPH_NODE_BYTES: u64 = 2400;
+/// From so many places on the pool has one chunk more: 35 took 18 MiB, 36 took 20.
+const PLACES_BEYOND: u64 = 36;
+/// What a kernel's node of an instantiated graph takes, and what all of them take before the pool grows: with these, every
+/// measured graph (of 1 to 10,000 nodes, one after the other) comes out as it was. 5,000 nodes that fill took nothing.
+const KERNEL_NODE_BYTES: u64 = 2480;
+const GRAPHS_FREE_BYTES: u64 = 3_670_016;
 /// What the first device touch of managed memory takes beyond the memory itself, and keeps.
 const MANAGED_ONCE_BYTES: u64 = 120 << 20;
 
@@ -79,15 +81,17 @@ struct Account {
     allocations: Placement,
     globals: Placement,
     streams: u64,
-    /// The highest number of streams there ever were.
+    /// The highest number of streams there ever were, a graph's instantiation counted as one more.
     streams_peak: u64,
+    /// Places that other devices take beside the streams.
+    other_devices: u64,
     graphs_reserved: u64,
     graphs_used: u64,
     managed: u64,
 }
 
 impl Account {
-    fn new(profile: &Profile) -> Self {
+    fn new(profile: &Profile, other_devices: u64) -> Self {
         Self {
             total: profile.total_bytes,
             context: 0,
@@ -95,6 +99,7 @@ impl Account {
             globals: Placement::new(profile.packing),
             streams: 0,
             streams_peak: 0,
+            other_devices,
             graphs_reserved: 0,
             graphs_used: 0,
             managed: 0,
@@ -106,12 +111,22 @@ impl Account {
             self.context,
             self.allocations.resident_bytes(),
             self.globals.resident_bytes(),
-            stream_pool_bytes(self.streams_peak),
+            self.stream_pool_bytes(self.streams_peak),
             self.graphs_reserved,
             self.managed,
         ]
         .iter()
         .fold(self.total, |free, taken| free.saturating_sub(*taken))
+    }
+
+    /// What the pool of streams holds once `peak` of them were alive at once.
+    fn stream_pool_bytes(&self, peak: u64) -> u64 {
+        if peak == 0 {
+            return 0;
+        }
+        let places = peak + self.other_devices;
+        let chunks = (places - 1).div_ceil(STREAMS_PER_CHUNK) + u64::from(places >= PLACES_BEYOND);
+        chunks * STREAM_CHUNK_BYTES
     }
 
     fn pool(&mut self, pool: Pool) -> &mut Placement {
@@ -122,10 +137,9 @@ impl Account {
     }
 }
 
-/// What the pool of streams holds once `peak` of them were alive at once.
-fn stream_pool_bytes(peak: u64) -> u64 {
-    let chunks = peak.saturating_sub(1).div_ceil(STREAMS_PER_CHUNK) + u64::from(peak >= STREAMS_BEYOND);
-    chunks * STREAM_CHUNK_BYTES
+/// How many devices there are beside one of them.
+fn others(profiles: &[Profile]) -> u64 {
+    profiles.len().saturating_sub(1) as u64
 }
 
 /// Freed ranges that are remembered for replays.
@@ -179,7 +193,7 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(profiles: &[Profile]) -> Self {
         Self {
-            accounts: profiles.iter().map(Account::new).collect(),
+            accounts: profiles.iter().map(|profile| Account::new(profile, others(profiles))).collect(),
             profiles: profiles.to_vec(),
             allocations: BTreeMap::new(),
             space: AddressSpace::new(),
@@ -222,7 +236,7 @@ impl Memory {
             self.bases.remove(&key);
             self.unmap(base);
         }
-        self.accounts[device] = Account::new(&self.profiles[device]);
+        self.accounts[device] = Account::new(&self.profiles[device], others(&self.profiles));
     }
 
     /// `cuMemAlloc`: 1 for no bytes, 2 when there is not enough.
@@ -312,12 +326,17 @@ impl Memory {
     }
 
     pub(crate) fn open_stream(&mut self, device: usize) -> Result<(), CUresult> {
+        self.take_stream_place(device)?;
+        self.accounts[device].streams += 1;
+        Ok(())
+    }
+
+    /// Lets the pool have room for one stream more than there are.
+    fn take_stream_place(&mut self, device: usize) -> Result<(), CUresult> {
         let account = &self.accounts[device];
-        let (streams, peak) = (account.streams + 1, account.streams_peak);
-        let peak_after = peak.max(streams);
-        self.need(device, stream_pool_bytes(peak_after) - stream_pool_bytes(peak))?;
-        let account = &mut self.accounts[device];
-        (account.streams, account.streams_peak) = (streams, peak_after);
+        let peak = account.streams_peak.max(account.streams + 1);
+        self.need(device, account.stream_pool_bytes(peak) - account.stream_pool_bytes(account.streams_peak))?;
+        self.accounts[device].streams_peak = peak;
         Ok(())
     }
 
@@ -326,13 +345,15 @@ impl Memory {
         self.accounts[device].streams -= 1;
     }
 
-    pub(crate) fn open_graph(&mut self, device: usize, nodes: usize) -> Result<u64, CUresult> {
-        let bytes = GRAPH_NODE_BYTES * nodes.max(1) as u64;
+    pub(crate) fn open_graph(&mut self, device: usize, kernel_nodes: usize) -> Result<u64, CUresult> {
+        let bytes = KERNEL_NODE_BYTES * kernel_nodes as u64;
         let account = &self.accounts[device];
-        let reserved =
-            (account.graphs_used + bytes).next_multiple_of(self.profiles[device].packing.chunk_bytes());
+        let reserved = (account.graphs_used + bytes)
+            .saturating_sub(GRAPHS_FREE_BYTES)
+            .next_multiple_of(self.profiles[device].packing.chunk_bytes());
         let more = reserved.saturating_sub(account.graphs_reserved);
         self.need(device, more)?;
+        self.take_stream_place(device)?;
         let account = &mut self.accounts[device];
         account.graphs_used += bytes;
         account.graphs_reserved += more;
@@ -582,10 +603,12 @@ mod tests {
             .map(|_| taken(&mut memory, |m| drop(m.alloc_globals(0, &[(300_000, 4)]).unwrap())) >> 20)
             .collect();
         assert_eq!(per_module, [2, 0, 0, 0, 0, 0, 2]);
-        // Graphs, in contexts of their own.
+        // Graphs, in contexts of their own, which have the stream that captured them.
         let mut memory = open();
+        memory.open_stream(0).unwrap();
         assert_eq!(taken(&mut memory, |m| assert!(m.open_graph(0, 1).is_ok())), 2 << 20);
         let mut memory = open();
+        memory.open_stream(0).unwrap();
         let mut bytes = 0;
         assert_eq!(taken(&mut memory, |m| bytes = m.open_graph(0, 5000).unwrap()), 12 << 20);
         assert_eq!(taken(&mut memory, |m| m.close_graph(0, bytes)), 0);
