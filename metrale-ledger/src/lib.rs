@@ -52,8 +52,9 @@
 //! the totals, never passes the peak, so nothing counted there can be a new one; what might be closes the lanes first. Large,
 //! odd and wrong calls, and reads of a moment, call the whole back. Reads are a load or two; a snapshot costs what there are
 //! lines and scopes, and holds others up no longer. [`live_allocations`](Ledger::live_allocations),
-//! [`drain`](Ledger::drain) and the assertions look at every live allocation. In a steady state of small allocations the
-//! host is asked for no memory.
+//! [`drain`](Ledger::drain) and the assertions look at every live allocation. In a steady state of small allocations such as
+//! a driver gives, none of which shares 512 aligned bytes with another, the host is asked for no memory; where they do share
+//! some, a page keeps its entries in order instead, at some tens of nanoseconds more each.
 //!
 //! # What it is not
 //!

@@ -130,6 +130,26 @@ fn a_read_while_others_record() {
     });
 }
 
+/// Slack is read from two cells, which are written one after the other: the answer is of one moment all the same, while a
+/// page comes, gets more in it, and goes.
+#[test]
+fn a_read_of_slack_while_pages_come_and_go() {
+    model(4, || {
+        let ledger = Arc::new(Shared::new(1));
+        record(&ledger, PAGE, 100);
+        let other = Arc::clone(&ledger);
+        let thread = thread::spawn(move || {
+            forget(&other, PAGE);
+            record(&other, 2 * PAGE, 10);
+            record(&other, 2 * PAGE + 512, 20);
+        });
+        let seen = ledger.read(Total::SlackBytes) as u64;
+        assert!([PAGE - 100, 0, PAGE - 10, PAGE - 30].contains(&seen), "{seen}");
+        thread.join().unwrap();
+        assert_eq!(ledger.read(Total::SlackBytes) as u64, PAGE - 30);
+    });
+}
+
 /// A free that is counted apart right before another thread's new peak belongs before it.
 #[test]
 fn a_peak_right_after_a_free() {
