@@ -140,15 +140,18 @@ on_both_drivers! {
         check_streams(&driver);
     }
 
-    /// What one stream and graphs of so many nodes take together, each destroyed before the next.
+    /// What one stream and graphs of so many nodes take together, each destroyed before the next. How much a graph takes
+    /// depends on those before it too (2,000 nodes took 4 MiB right after one node, 2 after graphs in between), so all but
+    /// the first are held to within a chunk.
     graphs(driver; sim: common::sim()) {
         let _guard = ContextGuard::new(&driver, 0).unwrap();
         let cuda = Cuda::new(&driver);
         let meter = Meter::new(&cuda);
         let stream = cuda.stream(NON_BLOCKING).unwrap();
-        for (nodes, in_all) in [(1, 2), (2000, 4), (5000, 12), (10_000, 24)] {
+        for (nodes, in_all, within) in [(1, 2, 0), (2000, 4, 2), (5000, 12, 2), (10_000, 24, 2)] {
             instantiate(&cuda, stream, Of::Kernels, nodes);
-            assert_eq!(meter.used(), in_all * MIB, "{nodes} nodes");
+            let used = meter.used();
+            assert!((used - in_all * MIB).abs() <= within * MIB && used % (2 * MIB) == 0, "{nodes} nodes: {used}");
         }
         assert_eq!(cuda.stream_destroy(stream), 0);
     }

@@ -30,8 +30,9 @@ const STREAM_CHUNK_BYTES: u64 = 2 << 20;
 const STREAMS_PER_CHUNK: u64 = 4;
 /// From so many places on the pool has one chunk more: 35 took 18 MiB, 36 took 20.
 const PLACES_BEYOND: u64 = 36;
-/// What a kernel's node of an instantiated graph takes, and what all of them take before the pool grows: with these, every
-/// measured graph (of 1 to 10,000 nodes, one after the other) comes out as it was. 5,000 nodes that fill took nothing.
+/// What a kernel's node of an instantiated graph takes, and what all of them take before the pool grows. Modelled: with these,
+/// measured graphs of 1 to 10,000 nodes come out as they were, or within a chunk, since those before them matter too. 5,000
+/// nodes that fill took nothing.
 const KERNEL_NODE_BYTES: u64 = 2480;
 const GRAPHS_FREE_BYTES: u64 = 3_670_016;
 /// What the first device touch of managed memory takes beyond the memory itself, and keeps.
