@@ -218,8 +218,8 @@ impl Book {
         Some(index)
     }
 
-    /// [`record_small`](Self::record_small) for the everyday case, straight through: the line that recorded last, a page that
-    /// is known, no new peak. Its index, and whether its page [has flipped](Self::flip). Else nothing is done.
+    /// [`record_small`](Self::record_small) for the everyday case, straight through: a line that recorded not long ago, a
+    /// page that is known, no new peak. Its index, and whether its page [has flipped](Self::flip). Else nothing is done.
     // Always inlined, as all it takes: half of what a record would cost otherwise are calls and what they keep in memory.
     #[inline(always)]
     pub(crate) fn record_quickly(
@@ -233,7 +233,7 @@ impl Book {
         if !self.plain || !self.meter.is_below_peak(bytes as u32) {
             return None;
         }
-        let group = self.groups.last_of_device(site, scope)?;
+        let group = self.groups.recent_of_device(site, scope)?;
         let index = self.meter.next_index();
         let item = Item::new(index, group, AllocKind::Device);
         let flips = self.device.insert_small_quickly(addr, bytes as u32, item, place)?;

@@ -2,7 +2,7 @@
 //! The allocations that lie whole in one 2 MiB page.
 //!
 //! ```text
-//!  Entries ── slots: the grain of a base, hashed ─> entry          one look at one place, as a rule
+//!  Entries ── slots: the grain of a base ─> entry                  one look at one place, as a rule
 //!          └─ sheet: a bit for each grain of 512 bytes             whether an entry has a byte of it
 //!              └─ fine: base ─> entry                              where two entries share a grain, all of them instead
 //! ```
@@ -152,20 +152,34 @@ struct Fine {
     longest: u32,
 }
 
-/// The bits of one word from those of the grain of `first` to those of the grain of `last`, and which word; none where they
-/// are in several.
-#[inline(always)]
-fn bits(first: u32, last: u32) -> Option<(usize, u64)> {
-    let (first, last) = (first >> GRAIN_SHIFT, last >> GRAIN_SHIFT);
-    let bits = (u64::MAX << (first % u64::BITS)) & (u64::MAX >> (u64::BITS - 1 - last % u64::BITS));
-    (first / u64::BITS == last / u64::BITS).then_some((first as usize / u64::BITS as usize % WORDS, bits))
+/// Grains that follow one another, as bits of a sheet.
+#[derive(Clone, Copy)]
+struct Span {
+    first_word: usize,
+    last_word: usize,
+    /// Their bits in the first word, and in the last; where that is one word, both.
+    first_bits: u64,
+    last_bits: u64,
 }
 
-/// The words with grains from `first` to `last`, and their bits.
-fn words(first: u32, last: u32) -> impl Iterator<Item = (usize, u64)> {
-    let step = u64::BITS << GRAIN_SHIFT;
-    (first / step..=last / step)
-        .filter_map(move |word| bits(first.max(word * step), last.min(word * step + (step - 1))))
+impl Span {
+    /// The grains that hold the bytes from `first` to `last`.
+    #[inline(always)]
+    fn new(first: u32, last: u32) -> Self {
+        let (first, last) = (first >> GRAIN_SHIFT, last >> GRAIN_SHIFT);
+        let word = |grain: u32| (grain / u64::BITS) as usize % WORDS;
+        let from = u64::MAX << (first % u64::BITS);
+        let to = u64::MAX >> (u64::BITS - 1 - last % u64::BITS);
+        let one = if word(first) == word(last) { from & to } else { 0 };
+        let bits = |part: u64| if one == 0 { part } else { one };
+        Self { first_word: word(first), last_word: word(last), first_bits: bits(from), last_bits: bits(to) }
+    }
+
+    /// The words between the first and the last.
+    #[inline(always)]
+    fn between(self) -> std::ops::Range<usize> {
+        self.first_word + 1..self.last_word
+    }
 }
 
 impl Sheet {
@@ -173,22 +187,30 @@ impl Sheet {
         Self { grains: [0; WORDS], fine: None }
     }
 
-    /// Whether no grain from that of `first` to that of `last` is marked.
-    fn is_clear(&self, first: u32, last: u32) -> bool {
-        words(first, last).all(|(word, bits)| self.grains[word] & bits == 0)
+    /// Whether none of these grains is marked.
+    #[inline(always)]
+    fn is_clear(&self, span: Span) -> bool {
+        let ends =
+            self.grains[span.first_word] & span.first_bits | self.grains[span.last_word] & span.last_bits;
+        ends == 0 && span.between().all(|word| self.grains[word % WORDS] == 0)
     }
 
-    /// Marks those grains, unless one of them is marked: then none is.
-    fn mark(&mut self, first: u32, last: u32) -> bool {
-        let clear = self.is_clear(first, last);
-        if clear {
-            words(first, last).for_each(|(word, bits)| self.grains[word] |= bits);
+    #[inline(always)]
+    fn mark(&mut self, span: Span) {
+        self.grains[span.first_word] |= span.first_bits;
+        if span.first_word != span.last_word {
+            self.grains[span.last_word] |= span.last_bits;
+            span.between().for_each(|word| self.grains[word % WORDS] = u64::MAX);
         }
-        clear
     }
 
-    fn unmark(&mut self, first: u32, last: u32) {
-        words(first, last).for_each(|(word, bits)| self.grains[word] &= !bits);
+    #[inline(always)]
+    fn unmark(&mut self, span: Span) {
+        self.grains[span.first_word] &= !span.first_bits;
+        if span.first_word != span.last_word {
+            self.grains[span.last_word] &= !span.last_bits;
+            span.between().for_each(|word| self.grains[word % WORDS] = 0);
+        }
     }
 }
 
@@ -229,11 +251,12 @@ impl Entries {
         self.count == 0 && self.slots.len() <= 16
     }
 
-    /// The first slot to look in.
-    #[inline]
+    /// The first slot to look in. Neighbours in a page are neighbours here as a rule; the factor and the shift are those of
+    /// which entries of one size, whichever of all there are, end up nearest to their homes.
+    #[inline(always)]
     fn home(&self, offset: u32) -> usize {
-        // The bits in the middle of the product, as many as there are slots: neither end of it depends on all of a grain.
-        ((offset >> GRAIN_SHIFT).wrapping_mul(0x9e37_79b1) >> 16) as usize & self.slots.len().wrapping_sub(1)
+        let grain = offset >> GRAIN_SHIFT;
+        (grain + 37 * (grain >> 7)) as usize & self.slots.len().wrapping_sub(1)
     }
 
     /// The slot of the entry that begins at `offset`.
@@ -291,7 +314,7 @@ impl Entries {
             return fine.over(offset, offset + 1).next().copied();
         }
         // Of entries that share no grain, the nearest that begins at a grain before, or in this one.
-        let marked = |grain: u32| !sheet.is_clear(grain << GRAIN_SHIFT, grain << GRAIN_SHIFT);
+        let marked = |grain: u32| !sheet.is_clear(Span::new(grain << GRAIN_SHIFT, grain << GRAIN_SHIFT));
         let grains = (0..=offset >> GRAIN_SHIFT).rev().take_while(|&grain| marked(grain));
         let nearest = grains.filter_map(|grain| self.of_grain(grain)).next()?;
         nearest.meets(offset, offset + 1).then_some(nearest)
@@ -307,7 +330,7 @@ impl Entries {
     /// nearest behind.
     pub(crate) fn clash(&self, offset: u32, bytes: u32) -> Option<Entry> {
         let (sheet, end) = (self.sheet.as_ref()?, offset + bytes);
-        if sheet.is_clear(offset, end - 1) {
+        if sheet.is_clear(Span::new(offset, end - 1)) {
             return None;
         }
         if let Some(fine) = &sheet.fine {
@@ -324,16 +347,16 @@ impl Entries {
         self.iter().min_by_key(|entry| entry.offset())
     }
 
-    /// Puts in an entry that has bytes, if a look at one word of the sheet tells that it shares none, and there is a slot for
-    /// it; else nothing is done. Calls nothing.
+    /// Puts in an entry that has bytes, if the sheet tells that it shares none, and there is a slot for it; else nothing is
+    /// done. Calls nothing.
     #[inline(always)]
     pub(crate) fn put_quickly(&mut self, entry: Entry) -> bool {
         let Some(sheet) = &mut self.sheet else { return false };
-        let Some((word, bits)) = bits(entry.offset(), entry.end() - 1) else { return false };
-        if sheet.grains[word] & bits != 0 || is_full(self.count, self.slots.len()) {
+        let span = Span::new(entry.offset(), entry.end() - 1);
+        if is_full(self.count, self.slots.len()) || !sheet.is_clear(span) {
             return false;
         }
-        sheet.grains[word] |= bits;
+        sheet.mark(span);
         self.put_in_slot(entry);
         true
     }
@@ -341,7 +364,7 @@ impl Entries {
     /// Puts in an entry that has bytes, unless it shares some with another; whether it was put in.
     pub(crate) fn put_clean(&mut self, entry: Entry) -> bool {
         let sheet = self.sheet.get_or_insert_with(|| Box::new(Sheet::new()));
-        if !sheet.mark(entry.offset(), entry.end() - 1) {
+        if !sheet.is_clear(Span::new(entry.offset(), entry.end() - 1)) {
             let clean = self.clash(entry.offset(), entry.bytes()).is_none();
             if clean {
                 self.put_fine(entry);
@@ -351,8 +374,7 @@ impl Entries {
         if is_full(self.count, self.slots.len()) {
             self.grow();
         }
-        self.put_in_slot(entry);
-        true
+        self.put_quickly(entry)
     }
 
     /// Puts in an entry that has bytes, and a base that no other has.
@@ -408,15 +430,13 @@ impl Entries {
         old.into_iter().filter(|slot| !slot.is_free()).for_each(|entry| self.put_in_slot(entry));
     }
 
-    /// Takes out the small device allocation that begins at `offset`, if its bits are in one word of the sheet; else nothing is
-    /// done. Calls nothing.
+    /// [`take_if`](Self::take_if) where entries are not kept in order; else nothing is done. Calls nothing.
     #[inline(always)]
-    pub(crate) fn take_small_quickly(&mut self, offset: u32) -> Option<Entry> {
+    pub(crate) fn take_quickly(&mut self, offset: u32, may_go: impl FnOnce(&Entry) -> bool) -> Option<Entry> {
         let at = self.slot(offset)?;
         let gone = *self.slots.get(at)?;
-        let (word, bits) = bits(offset, gone.end() - 1)?;
-        let sheet = self.sheet.as_mut().filter(|_| gone.is_small())?;
-        sheet.grains[word] &= !bits;
+        let sheet = self.sheet.as_mut().filter(|_| may_go(&gone))?;
+        sheet.unmark(Span::new(offset, gone.end() - 1));
         self.slots[at].range = Entry::FREE.range;
         self.count -= 1;
         Some(gone)
@@ -424,20 +444,10 @@ impl Entries {
 
     /// Takes out the entry that begins at `offset`, if it may go.
     pub(crate) fn take_if(&mut self, offset: u32, may_go: impl Fn(&Entry) -> bool) -> Option<Entry> {
-        let Some(at) = self.slot(offset) else { return self.take_fine(offset, may_go) };
-        let gone = *self.slots.get(at)?;
-        if !may_go(&gone) {
-            return None;
-        }
-        if let Some(sheet) = &mut self.sheet {
-            sheet.unmark(offset, gone.end() - 1);
-        }
-        self.slots[at].range = Entry::FREE.range;
-        self.count -= 1;
-        Some(gone)
+        self.take_quickly(offset, &may_go).or_else(|| self.take_fine(offset, &may_go))
     }
 
-    fn take_fine(&mut self, offset: u32, may_go: impl Fn(&Entry) -> bool) -> Option<Entry> {
+    fn take_fine(&mut self, offset: u32, may_go: &impl Fn(&Entry) -> bool) -> Option<Entry> {
         let fine = self.fine_mut()?;
         let gone = fine.entries.get(&offset).copied().filter(may_go)?;
         fine.entries.remove(&offset);

@@ -103,31 +103,59 @@ impl Held {
 }
 
 /// All groups a ledger has seen, numbered.
-#[derive(Default)]
 pub(crate) struct Groups {
     numbers: HashMap<Key, u32, Mixer>,
     list: Vec<(Key, Held)>,
-    /// Line, scope and number of the last group of device memory without a tag: neighbouring records are often of one group.
-    last: Option<(&'static Location<'static>, u32, u32)>,
+    /// Groups of device memory without a tag that were asked for not long ago, each in the place of its line and scope.
+    recent: [Option<Recent>; RECENT],
+}
+
+/// Places for groups that are found again without a map.
+const RECENT: usize = 64;
+
+/// Line, scope and number of a group of device memory without a tag.
+#[derive(Clone, Copy)]
+struct Recent {
+    site: &'static Location<'static>,
+    scope: u32,
+    number: u32,
+}
+
+impl Default for Groups {
+    fn default() -> Self {
+        Self { numbers: HashMap::default(), list: Vec::new(), recent: [None; RECENT] }
+    }
+}
+
+/// The place of a line and scope among the recent.
+#[inline(always)]
+fn recent_place(site: &'static Location<'static>, scope: u32) -> usize {
+    let both = std::ptr::from_ref(site).addr() as u64 ^ u64::from(scope) << u32::BITS;
+    (both.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - RECENT.trailing_zeros())) as usize
 }
 
 impl Groups {
     /// The number of a line's device memory without a tag.
     pub(crate) fn number_of_device(&mut self, site: &'static Location<'static>, scope: Option<u32>) -> u32 {
-        self.last_of_device(site, scope).unwrap_or_else(|| self.look_up_device(site, scope))
+        self.recent_of_device(site, scope).unwrap_or_else(|| self.look_up_device(site, scope))
     }
 
-    /// That number, where it is the last that was asked for.
+    /// That number, if it was asked for not long ago.
     #[inline(always)]
-    pub(crate) fn last_of_device(&self, site: &'static Location<'static>, scope: Option<u32>) -> Option<u32> {
-        let (last, in_scope, number) = self.last?;
-        (std::ptr::eq(last, site) && in_scope == scope.unwrap_or(NO_LABEL)).then_some(number)
+    pub(crate) fn recent_of_device(
+        &self,
+        site: &'static Location<'static>,
+        scope: Option<u32>,
+    ) -> Option<u32> {
+        let scope = scope.unwrap_or(NO_LABEL);
+        let recent = self.recent[recent_place(site, scope)]?;
+        (std::ptr::eq(recent.site, site) && recent.scope == scope).then_some(recent.number)
     }
 
     fn look_up_device(&mut self, site: &'static Location<'static>, scope: Option<u32>) -> u32 {
         let key = Key::new(site, scope, AllocKind::Device);
         let number = self.number(key);
-        self.last = Some((site, key.scope, number));
+        self.recent[recent_place(site, key.scope)] = Some(Recent { site, scope: key.scope, number });
         number
     }
 

@@ -178,7 +178,7 @@ impl Page {
         Some((gone, self.touch(gone.touch(), false)))
     }
 
-    /// [`take_small`](Self::take_small) where that is [quickly done](Entries::take_small_quickly); else nothing is done. The
+    /// [`take_small`](Self::take_small) where that is [quickly done](Entries::take_quickly); else nothing is done. The
     /// change is told as whether the page is one of device memory no longer.
     #[inline(always)]
     pub(crate) fn take_small_quickly(&mut self, offset: u32) -> Option<(Entry, bool)> {
@@ -186,7 +186,7 @@ impl Page {
         if flips && self.large | self.arena != 0 {
             return None;
         }
-        let gone = self.entries.take_small_quickly(offset)?;
+        let gone = self.entries.take_quickly(offset, Entry::is_small)?;
         self.small -= 1;
         Some((gone, flips))
     }

@@ -146,6 +146,22 @@ fn a_page_full_of_grains_stays_coarse() {
     assert!(entries.is_empty() && entries.fine().is_none());
 }
 
+/// A page full of allocations of one size, of whichever: none is far from where it is looked for first.
+#[test]
+fn entries_of_one_size_are_near_their_homes() {
+    let mut reaches = Vec::new();
+    for grains in 1..=PAGE / GRAIN / 2 {
+        let mut entries = Entries::default();
+        for n in 0..PAGE / GRAIN / grains {
+            let item = Item::new(n.into(), 0, AllocKind::Device);
+            assert!(entries.put_clean(Entry::new(n * grains * GRAIN, grains * GRAIN, item)));
+        }
+        reaches.push(entries.reach);
+    }
+    assert!(reaches.iter().all(|&reach| reach <= 20), "{:?}", reaches.iter().max());
+    assert!(reaches.iter().filter(|&&reach| reach > 8).count() <= 12);
+}
+
 /// Once entries share a grain they are kept in order, and no longer when they are gone.
 #[test]
 fn a_shared_grain_puts_a_page_in_order_until_it_is_empty() {
