@@ -150,6 +150,8 @@ struct Fine {
     entries: BTreeMap<u32, Entry>,
     /// None of them has more bytes.
     longest: u32,
+    /// How many overlapped another when they were inserted: at 0 only the nearest can hold a byte.
+    overlapped: u32,
 }
 
 /// The bits of one word from those of the grain of `first` to those of the grain of `last`, and which word; none where they
@@ -195,7 +197,8 @@ impl Sheet {
 impl Fine {
     /// Those that share bytes with `offset..end` and begin at `offset` or before, the nearest first.
     fn over(&self, offset: u32, end: u32) -> impl Iterator<Item = &Entry> {
-        let near = self.entries.range(..=offset).rev().map(|(_, entry)| entry);
+        let depth = if self.overlapped > 0 { usize::MAX } else { 1 };
+        let near = self.entries.range(..=offset).rev().map(|(_, entry)| entry).take(depth);
         near.take_while(move |entry| entry.offset().saturating_add(self.longest) > offset)
             .filter(move |entry| entry.meets(offset, end))
     }
@@ -224,6 +227,11 @@ impl Entries {
         self.count == 0
     }
 
+    /// Whether much memory is held: what some hundreds of entries needed at once, who pay for getting it again.
+    pub(crate) fn is_bulky(&self) -> bool {
+        self.slots.len() > 512
+    }
+
     /// Whether so little memory is held that it is worth keeping for other pages.
     pub(crate) fn is_modest(&self) -> bool {
         self.count == 0 && self.slots.len() <= 16
@@ -232,8 +240,10 @@ impl Entries {
     /// The first slot to look in.
     #[inline]
     fn home(&self, offset: u32) -> usize {
-        // The bits in the middle of the product, as many as there are slots: neither end of it depends on all of a grain.
-        ((offset >> GRAIN_SHIFT).wrapping_mul(0x9e37_79b1) >> 16) as usize & self.slots.len().wrapping_sub(1)
+        // The bits in the middle of the product, as many as there are slots: its lowest depend on few of a grain's. What is
+        // shifted in keeps apart what lies at equal distances, which a product alone leaves in runs: every 15th grain, say.
+        let grain = offset >> GRAIN_SHIFT;
+        ((grain ^ grain >> 3).wrapping_mul(0x9e37_79b1) >> 16) as usize & self.slots.len().wrapping_sub(1)
     }
 
     /// The slot of the entry that begins at `offset`.
@@ -355,7 +365,7 @@ impl Entries {
         true
     }
 
-    /// Puts in an entry that has bytes, and a base that no other has.
+    /// Puts in an entry that has bytes, and a base that no other has. One that shares bytes with another is told to.
     pub(crate) fn put(&mut self, entry: Entry) {
         if !self.put_clean(entry) {
             self.put_fine(entry);
@@ -370,10 +380,12 @@ impl Entries {
             let others = std::mem::take(slots).into_iter().filter(|slot| !slot.is_free());
             let entries: BTreeMap<u32, Entry> = others.map(|entry| (entry.offset(), entry)).collect();
             let longest = entries.values().map(|entry| entry.bytes()).max().unwrap_or(0);
-            Box::new(Fine { entries, longest })
+            let overlapped = entries.values().map(|entry| u32::from(entry.item.is_overlapped())).sum();
+            Box::new(Fine { entries, longest, overlapped })
         });
         sheet.grains = [u64::MAX; WORDS];
         fine.longest = fine.longest.max(entry.bytes());
+        fine.overlapped += u32::from(entry.item.is_overlapped());
         fine.entries.insert(entry.offset(), entry);
         self.count += 1;
     }
@@ -441,6 +453,7 @@ impl Entries {
         let fine = self.fine_mut()?;
         let gone = fine.entries.get(&offset).copied().filter(may_go)?;
         fine.entries.remove(&offset);
+        fine.overlapped -= u32::from(gone.item.is_overlapped());
         self.count -= 1;
         if let Some(sheet) = &mut self.sheet
             && self.count == 0
