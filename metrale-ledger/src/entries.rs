@@ -150,6 +150,8 @@ struct Fine {
     entries: BTreeMap<u32, Entry>,
     /// None of them has more bytes.
     longest: u32,
+    /// How many overlapped another when they were inserted: at 0 only the nearest can hold a byte.
+    overlapped: u32,
 }
 
 /// Grains that follow one another, as bits of a sheet.
@@ -217,7 +219,8 @@ impl Sheet {
 impl Fine {
     /// Those that share bytes with `offset..end` and begin at `offset` or before, the nearest first.
     fn over(&self, offset: u32, end: u32) -> impl Iterator<Item = &Entry> {
-        let near = self.entries.range(..=offset).rev().map(|(_, entry)| entry);
+        let depth = if self.overlapped > 0 { usize::MAX } else { 1 };
+        let near = self.entries.range(..=offset).rev().map(|(_, entry)| entry).take(depth);
         near.take_while(move |entry| entry.offset().saturating_add(self.longest) > offset)
             .filter(move |entry| entry.meets(offset, end))
     }
@@ -246,17 +249,22 @@ impl Entries {
         self.count == 0
     }
 
+    /// Whether much memory is held: what some hundreds of entries needed at once, who pay for getting it again.
+    pub(crate) fn is_bulky(&self) -> bool {
+        self.slots.len() > 512
+    }
+
     /// Whether so little memory is held that it is worth keeping for other pages.
     pub(crate) fn is_modest(&self) -> bool {
         self.count == 0 && self.slots.len() <= 16
     }
 
     /// The first slot to look in. Neighbours in a page are neighbours here as a rule; the factor and the shift are those of
-    /// which entries of one size, whichever of all there are, end up nearest to their homes.
+    /// which entries of one size, whichever of all there are, end up near their homes.
     #[inline(always)]
     fn home(&self, offset: u32) -> usize {
         let grain = offset >> GRAIN_SHIFT;
-        (grain + 37 * (grain >> 7)) as usize & self.slots.len().wrapping_sub(1)
+        (grain + 43 * (grain >> 7)) as usize & self.slots.len().wrapping_sub(1)
     }
 
     /// The slot of the entry that begins at `offset`.
@@ -377,7 +385,7 @@ impl Entries {
         self.put_quickly(entry)
     }
 
-    /// Puts in an entry that has bytes, and a base that no other has.
+    /// Puts in an entry that has bytes, and a base that no other has. One that shares bytes with another is told to.
     pub(crate) fn put(&mut self, entry: Entry) {
         if !self.put_clean(entry) {
             self.put_fine(entry);
@@ -392,10 +400,12 @@ impl Entries {
             let others = std::mem::take(slots).into_iter().filter(|slot| !slot.is_free());
             let entries: BTreeMap<u32, Entry> = others.map(|entry| (entry.offset(), entry)).collect();
             let longest = entries.values().map(|entry| entry.bytes()).max().unwrap_or(0);
-            Box::new(Fine { entries, longest })
+            let overlapped = entries.values().map(|entry| u32::from(entry.item.is_overlapped())).sum();
+            Box::new(Fine { entries, longest, overlapped })
         });
         sheet.grains = [u64::MAX; WORDS];
         fine.longest = fine.longest.max(entry.bytes());
+        fine.overlapped += u32::from(entry.item.is_overlapped());
         fine.entries.insert(entry.offset(), entry);
         self.count += 1;
     }
@@ -451,6 +461,7 @@ impl Entries {
         let fine = self.fine_mut()?;
         let gone = fine.entries.get(&offset).copied().filter(may_go)?;
         fine.entries.remove(&offset);
+        fine.overlapped -= u32::from(gone.item.is_overlapped());
         self.count -= 1;
         if let Some(sheet) = &mut self.sheet
             && self.count == 0

@@ -203,8 +203,8 @@ impl Space {
         let (number, offset) = locate(addr);
         let nothing_spans = self.spanning.is_empty();
         let pages = &mut self.shard_mut(number).pages;
-        let page = pages.open(number);
-        if !page.is_clear(nothing_spans) || !page.suits(place) {
+        let page = pages.open_for(number, place)?;
+        if !page.is_clear(nothing_spans) {
             return None;
         }
         let first = page.is_untouched();

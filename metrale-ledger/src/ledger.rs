@@ -36,7 +36,7 @@ macro_rules! reads {
             }
 
             /// Bytes the driver keeps for the live device allocations: the distinct 2 MiB pages they touch. Exact after
-            /// every operation; one atomic load. (While live allocations overlap, which no driver lets happen, the first
+            /// every operation; a few atomic loads. (While live allocations overlap, which no driver lets happen, the first
             /// read after a change counts the pages anew.)
             pub fn resident_bytes(&self) -> usize {
                 self.shared.read(Total::ResidentBytes)

@@ -104,7 +104,8 @@ impl Change {
 pub(crate) struct Running {
     pub(crate) live_bytes: u64,
     /// Slack and live bytes together, and so for the chunks of small allocations, whatever else lies in them: what a small
-    /// allocation that comes or goes leaves as it is. They may wrap; their difference to the live bytes does not.
+    /// allocation that comes or goes leaves as it is. They may wrap; their difference to the live bytes, a signed one, does
+    /// not.
     slack_and_live: u64,
     chunk_rest_and_live: u64,
     // Not beside the bytes: both would be read as one, which is slow right after each was written.
@@ -125,7 +126,7 @@ impl Running {
 
     /// Chunk slack and live bytes together.
     pub(crate) fn chunk_slack_and_live(&self) -> u64 {
-        let beyond_live = |sum: u64| sum.wrapping_sub(self.live_bytes);
+        let beyond_live = |sum: u64| sum.wrapping_sub(self.live_bytes) as i64;
         if self.padded && beyond_live(self.slack_and_live) < beyond_live(self.chunk_rest_and_live) {
             self.slack_and_live
         } else {
@@ -314,11 +315,15 @@ impl Meter {
         self.sums[Account::Small as usize].change(bytes, count);
         self.summed = (self.running.live_bytes, self.running.live_count);
         let totals = self.totals(self.pages);
+        let with_live = |slack: i128| {
+            let signed = slack.clamp(i64::MIN.into(), i64::MAX.into()) as i64;
+            totals.live_bytes.wrapping_add_signed(signed)
+        };
         self.running = Running {
             live_bytes: totals.live_bytes,
             live_count: totals.live_count,
-            slack_and_live: totals.slack_bytes.wrapping_add(totals.live_bytes),
-            chunk_rest_and_live: narrow(self.chunk_rest(self.pages)).wrapping_add(totals.live_bytes),
+            slack_and_live: with_live(self.slack(self.pages)),
+            chunk_rest_and_live: with_live(self.chunk_rest(self.pages)),
             padded: totals.padding_bytes > 0,
             resident_bytes: totals.resident_bytes,
             arena_resident_bytes: totals.arena_resident_bytes,
@@ -331,7 +336,8 @@ impl Meter {
 
     /// Whether small allocations may be counted by the short way: with no lane open, and every total far from 64 bits.
     pub(crate) fn is_narrow(&self) -> bool {
-        let totals = [self.peak_bytes, self.peak_resident, self.live_bytes(), page_bytes(self.pages.device)];
+        let (resident, missing) = (page_bytes(self.pages.device), -self.slack(self.pages));
+        let totals = [self.peak_bytes, self.peak_resident, self.live_bytes(), resident, missing];
         self.open == 0 && totals.iter().all(|total| *total < 1 << 62)
     }
 
@@ -430,6 +436,11 @@ impl Meter {
         self.settle();
     }
 
+    /// What the pages hold beyond what was asked for; less than nothing where that passes the end of the address space.
+    fn slack(&self, pages: PageCounts) -> i128 {
+        page_bytes(pages.device) - self.device().bytes - self.sum(Account::Padding).bytes
+    }
+
     /// What the chunks of small allocations hold beyond these.
     fn chunk_rest(&self, pages: PageCounts) -> i128 {
         page_bytes(pages.small) - self.sum(Account::Small).bytes
@@ -441,7 +452,7 @@ impl Meter {
         let (arena, pinned) = (self.sum(Account::Arena), self.sum(Account::Pinned));
         let padding = self.sum(Account::Padding);
         let resident = page_bytes(pages.device);
-        let slack = resident - device.bytes - padding.bytes;
+        let slack = self.slack(pages);
         let chunk_rest = self.chunk_rest(pages);
         Totals {
             live_bytes: narrow(self.live_bytes()),

@@ -2,11 +2,13 @@
 //! The pages of a shard.
 
 use crate::entries::{Entries, Entry};
-use crate::page::{Flips, Page};
+use crate::page::{Flips, Page, Where};
 
 /// Pages of a shard that stay though nothing touches them, for the next allocation there, so that a steady state asks the
 /// host for no memory.
 const KEPT: usize = 64;
+/// As many of them may have much memory: a page that held thousands of allocations has that of a hundred that held few.
+const KEPT_BULKY: usize = 8;
 
 /// No page has it: page numbers are addresses shifted down.
 const NO_PAGE: u64 = u64::MAX;
@@ -81,6 +83,17 @@ impl Pages {
         &mut self.places[at]
     }
 
+    /// The page for an allocation that may be recorded there. One that is not yet known, and so not held, is not made where
+    /// a held one is asked for: nobody would ever drop it.
+    #[inline]
+    pub(crate) fn open_for(&mut self, number: u64, place: Where) -> Option<&mut Page> {
+        let page = match place {
+            Where::Anywhere => self.open(number),
+            Where::HeldPage => self.get_mut(number)?,
+        };
+        page.suits(place).then_some(page)
+    }
+
     #[inline(never)]
     fn make(&mut self, number: u64, at: usize) -> usize {
         let mut at = at;
@@ -146,10 +159,15 @@ impl Pages {
         self.drop_surplus(number);
     }
 
-    /// Drops that page, if nothing touches it and there are many such.
+    /// Drops that page, if nothing touches it and there are many such, or several where it is a bulky one.
     #[inline]
     pub(crate) fn drop_surplus(&mut self, number: u64) {
-        if self.untouched > KEPT && self.get(number).is_some_and(Page::is_untouched) {
+        if self.untouched <= KEPT_BULKY {
+            return;
+        }
+        let many = self.untouched > KEPT;
+        let is_surplus = |page: &Page| page.is_untouched() && (many || page.entries().is_bulky());
+        if self.get(number).is_some_and(is_surplus) {
             self.drop_page(number);
         }
     }

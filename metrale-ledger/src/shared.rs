@@ -80,7 +80,7 @@ pub(crate) enum Total {
 struct Published {
     /// The two kinds of slack are kept together with the live bytes, a sum that small allocations seldom change.
     cells: [AtomicU64; Total::PaddingBytes as usize + 1],
-    /// Odd while more is written than live bytes and count, and then higher.
+    /// Odd while more is written than live bytes and count, and then higher; and while slack is to be asked of the book.
     edition: AtomicU64,
 }
 
@@ -97,19 +97,30 @@ impl Published {
 
     /// Writes live bytes and count, and what else changed.
     fn publish(&self, running: &Running, write: impl FnOnce(&Self)) {
-        let edition = self.edition.load(Relaxed);
-        self.edition.store(edition + 1, Release);
+        let odd = self.begin(running);
+        write(self);
+        self.edition.store(odd + 1, Release);
+    }
+
+    /// Writes live bytes and count. Slack is not to be read from here on, until the next [`publish`](Self::publish).
+    fn begin(&self, running: &Running) -> u64 {
+        let odd = self.edition.load(Relaxed) | 1;
+        self.edition.store(odd, Release);
         self.set(Total::LiveBytes, running.live_bytes);
         self.set(Total::LiveCount, running.live_count);
-        write(self);
-        self.edition.store(edition + 2, Release);
+        odd
+    }
+
+    /// Slack, even where it is less than nothing: small allocations that come and go leave these cells as they are.
+    fn write_slack(&self, running: &Running) {
+        self.set(Total::SlackBytes, running.slack_and_live());
+        self.set(Total::ChunkSlackBytes, running.chunk_slack_and_live());
     }
 
     /// What changes with the pages.
     fn write_pages(&self, running: &Running) {
         self.set(Total::ResidentBytes, running.resident_bytes);
-        self.set(Total::SlackBytes, running.slack_and_live());
-        self.set(Total::ChunkSlackBytes, running.chunk_slack_and_live());
+        self.write_slack(running);
         self.set(Total::ArenaResidentBytes, running.arena_resident_bytes);
         self.set(Total::PeakResidentBytes, running.peak_resident_bytes);
     }
@@ -143,6 +154,8 @@ impl Published {
         }
         let edition = self.edition.load(Acquire);
         let slack = self.get(total).wrapping_sub(self.get(Total::LiveBytes));
+        // What passes the end of the address space has bytes that no page holds, which may leave less than nothing.
+        let slack = if slack as i64 >= 0 { slack } else { 0 };
         (edition & 1 == 0 && self.edition.load(Acquire) == edition).then_some(slack)
     }
 }
@@ -380,13 +393,17 @@ impl Shared {
         let meter = &core.book.meter;
         self.peaks.store(meter.peaks(), Release);
         let (running, overlaps) = (meter.running(), core.book.has_overlaps());
-        self.published.publish(running, |published| {
-            if overlaps {
-                published.set(Total::PeakBytes, running.peak_bytes);
-            } else {
+        if overlaps {
+            // Slack stays unreadable, since its cells are of an earlier moment than live bytes: one who saw before that
+            // nothing overlapped may be reading them.
+            self.published.begin(running);
+            self.published.set(Total::PeakBytes, running.peak_bytes);
+        } else {
+            self.published.publish(running, |published| {
                 published.write(&meter.totals(meter.pages()));
-            }
-        });
+                published.write_slack(running);
+            });
+        }
         self.stale.store(overlaps, Release);
     }
 
@@ -513,10 +530,10 @@ impl Shared {
                 group
             }
         };
-        let page = shard.pages.open(number);
+        let Some(page) = shard.pages.open_for(number, allowed) else { return Dealt::TakesWhole };
         // As for the whole; what is known of an empty page stays true, since nothing spanning comes while this is dealt out.
         let sure = page.is_clear(false) || page.clear_as_of == shard.spanning_state;
-        if !page.suits(allowed) || !sure && !self.is_clear(page, shard.spanning_state, addr, bytes) {
+        if !sure && !self.is_clear(page, shard.spanning_state, addr, bytes) {
             return Dealt::TakesWhole;
         }
         let first = page.is_untouched();

@@ -52,6 +52,44 @@ fn beside_is_where_a_device_allocation_holds_the_page() {
 }
 
 #[test]
+fn slack_is_never_less_than_nothing_whatever_comes_beside_what_passes_the_end_of_all() {
+    let end = u64::MAX - 99;
+    for (bytes, kind) in [
+        (1 << 40, AllocKind::Device),
+        (2 * MIB - 1, AllocKind::Device),
+        (usize::MAX, AllocKind::Device),
+        (1 << 40, AllocKind::Padding),
+        (usize::MAX, AllocKind::Padding),
+    ] {
+        let ledger = Ledger::new();
+        let agree = || {
+            let totals = ledger.snapshot().totals;
+            assert_eq!(ledger.slack_bytes() as u64, totals.slack_bytes, "{bytes} bytes of {kind}");
+            assert_eq!(
+                ledger.chunk_slack_bytes() as u64,
+                totals.chunk_slack_bytes,
+                "{bytes} bytes of {kind}"
+            );
+        };
+        assert!(ledger.record_as(end, bytes, here(), kind).misuse.is_some(), "it passes the end");
+        agree();
+        // All of a page, so that nothing of it makes up for what is missing; twice, since the first time makes a peak.
+        for _ in 0..2 {
+            for page in [BASE, BASE + PAGE, BASE] {
+                for (offset, bytes) in [(0, 2 * MIB - 512), (PAGE - 512, 512)] {
+                    ledger.record(page + offset, bytes, here());
+                    agree();
+                }
+                ledger.forget(page).unwrap();
+                agree();
+                ledger.forget(page + PAGE - 512).unwrap();
+                agree();
+            }
+        }
+    }
+}
+
+#[test]
 fn totals_follow_every_operation() {
     let ledger = Ledger::new();
     let probe = ledger.probe();

@@ -130,6 +130,12 @@ impl Account {
         chunks * STREAM_CHUNK_BYTES
     }
 
+    /// The highest number of streams once there was one more than there are now, and what the pool grows by for it.
+    fn one_stream_more(&self) -> (u64, u64) {
+        let peak = self.streams_peak.max(self.streams + 1);
+        (peak, self.stream_pool_bytes(peak) - self.stream_pool_bytes(self.streams_peak))
+    }
+
     fn pool(&mut self, pool: Pool) -> &mut Placement {
         match pool {
             Pool::Allocations => &mut self.allocations,
@@ -327,17 +333,11 @@ impl Memory {
     }
 
     pub(crate) fn open_stream(&mut self, device: usize) -> Result<(), CUresult> {
-        self.take_stream_place(device)?;
-        self.accounts[device].streams += 1;
-        Ok(())
-    }
-
-    /// Lets the pool have room for one stream more than there are.
-    fn take_stream_place(&mut self, device: usize) -> Result<(), CUresult> {
-        let account = &self.accounts[device];
-        let peak = account.streams_peak.max(account.streams + 1);
-        self.need(device, account.stream_pool_bytes(peak) - account.stream_pool_bytes(account.streams_peak))?;
-        self.accounts[device].streams_peak = peak;
+        let (peak, more) = self.accounts[device].one_stream_more();
+        self.need(device, more)?;
+        let account = &mut self.accounts[device];
+        account.streams += 1;
+        account.streams_peak = peak;
         Ok(())
     }
 
@@ -353,9 +353,10 @@ impl Memory {
             .saturating_sub(GRAPHS_FREE_BYTES)
             .next_multiple_of(self.profiles[device].packing.chunk_bytes());
         let more = reserved.saturating_sub(account.graphs_reserved);
-        self.need(device, more)?;
-        self.take_stream_place(device)?;
+        let (peak, more_for_place) = account.one_stream_more();
+        self.need(device, more + more_for_place)?;
         let account = &mut self.accounts[device];
+        account.streams_peak = peak;
         account.graphs_used += bytes;
         account.graphs_reserved += more;
         Ok(bytes)
@@ -619,6 +620,19 @@ mod tests {
         assert_eq!(taken(&mut memory, |m| managed = m.alloc_host(0, 8 << 20, true).unwrap()), 0);
         assert_eq!(taken(&mut memory, |m| m.fill(managed, 0, 4, Access::Strict).unwrap()), 128 << 20);
         assert_eq!(taken(&mut memory, |m| m.free(managed).unwrap()), -(8 << 20));
+    }
+
+    #[test]
+    fn a_graph_needs_room_for_its_place_and_its_nodes_together() {
+        // 5,000 kernel nodes take 10 MiB, and the place of a second stream 2.
+        for (room, answers) in [(10, Err(2)), (11, Err(2)), (12, Ok(()))] {
+            let mut memory = Memory::new(&[Profile::custom("small", 552_402_944 + room * MIB)]);
+            memory.open_context(0).unwrap();
+            memory.open_stream(0).unwrap();
+            assert_eq!(memory.open_graph(0, 5000).map(drop), answers, "{room} MiB");
+            let left = if answers.is_ok() { 0 } else { room * MIB };
+            assert_eq!(memory.free_bytes(0), left, "what is refused takes nothing");
+        }
     }
 
     #[test]

@@ -150,6 +150,26 @@ fn a_read_of_slack_while_pages_come_and_go() {
     });
 }
 
+/// While allocations overlap, the cells that slack is read from are not all written: one who saw before that nothing
+/// overlapped must not read them.
+#[test]
+fn a_read_of_slack_while_an_overlap_comes_and_goes() {
+    model(3, || {
+        let ledger = Arc::new(Shared::new(1));
+        record(&ledger, PAGE, 2000);
+        let other = Arc::clone(&ledger);
+        let thread = thread::spawn(move || {
+            let at = Location::caller();
+            assert!(other.record(PAGE + 512, 1000, at, AllocKind::Device, None).misuse.is_some());
+            assert!(other.forget(PAGE + 512, Class::Sweepable, at).is_ok());
+        });
+        let seen = ledger.read(Total::SlackBytes) as u64;
+        assert!([PAGE - 2000, PAGE - 3000].contains(&seen), "{seen}");
+        thread.join().unwrap();
+        assert_eq!(ledger.read(Total::SlackBytes) as u64, PAGE - 2000);
+    });
+}
+
 /// A free that is counted apart right before another thread's new peak belongs before it.
 #[test]
 fn a_peak_right_after_a_free() {

@@ -7,7 +7,7 @@ use std::panic::Location;
 use proptest::prelude::*;
 
 use super::*;
-use crate::page::Flips;
+use crate::page::{Flips, Page};
 
 const PAGE: u64 = crate::SMALL_ALLOC_CHUNK;
 
@@ -135,6 +135,67 @@ fn totals_agree_right_after_lanes_closed() {
     }
     forget(&ledger, PAGE + 512);
     assert_eq!((ledger.read(Total::ChunkSlackBytes), ledger.read(Total::LiveCount)), (PAGE as usize - 6, 2));
+}
+
+/// While allocations overlap, live bytes are written and slack is not, so that both together are of no moment.
+#[test]
+fn slack_is_not_made_of_two_moments_while_allocations_overlap() {
+    let ledger = Shared::new(0);
+    let record = |addr, bytes| ledger.record(addr, bytes, site(0), AllocKind::Device, None).misuse.is_some();
+    assert!(!record(PAGE, 2000) && record(PAGE + 512, 1000));
+    for total in [Total::SlackBytes, Total::ChunkSlackBytes] {
+        assert_eq!(ledger.published.read(total), None, "{total:?} before it is counted anew");
+    }
+    for total in [Total::SlackBytes, Total::ChunkSlackBytes] {
+        assert_eq!(ledger.read(total), PAGE as usize - 3000);
+        assert_eq!(ledger.published.read(total), Some(PAGE - 3000));
+    }
+    assert!(forget(&ledger, PAGE + 512).is_some());
+    assert_eq!(ledger.published.read(Total::SlackBytes), Some(PAGE - 2000), "nothing overlaps any more");
+}
+
+fn pages(ledger: &Shared, fits: impl Fn(&Page) -> bool) -> usize {
+    let count = |shard: &Shard| shard.pages.iter().filter(|(_, page)| fits(page)).count();
+    ledger.ask(|book| book.device.shards.iter().map(count).sum())
+}
+
+/// A question beside what nobody holds leaves nothing behind, whole or dealt out.
+#[test]
+fn asking_for_a_held_page_makes_none() {
+    let ledger = Shared::new(0);
+    for page in 1..1000 {
+        if page == 500 {
+            ledger.deal_out_now();
+        }
+        assert_eq!(ledger.record_small(page * PAGE, 512, site(0), None, Where::HeldPage), None);
+    }
+    assert!(ledger.is_dealt());
+    assert_eq!(pages(&ledger, |_| true), 0);
+}
+
+/// Pages that held thousands of allocations, one page after the other, do not all keep the memory that they needed.
+#[test]
+fn few_pages_that_are_gone_keep_much_memory() {
+    const HELD: u64 = 400;
+    let ledger = Shared::new(0);
+    for page in 1..1000 {
+        if page == 500 {
+            ledger.deal_out_now();
+        }
+        for n in 0..HELD {
+            ledger.record(page * PAGE + n * 512, 512, site(0), AllocKind::Device, None);
+        }
+        for n in 0..HELD {
+            assert!(forget(&ledger, page * PAGE + n * 512).is_some());
+        }
+    }
+    assert!((1..=8 * SHARDS).contains(&pages(&ledger, |page| page.entries().is_bulky())));
+    // Of others, many stay for what comes next.
+    for page in 1001..6000 {
+        ledger.record(page * PAGE, 512, site(0), AllocKind::Device, None);
+        assert!(forget(&ledger, page * PAGE).is_some());
+    }
+    assert_eq!(pages(&ledger, |_| true), 64 * SHARDS);
 }
 
 /// The peak's holders against a copy of everything at every peak.
