@@ -219,7 +219,7 @@ impl Book {
     }
 
     /// [`record_small`](Self::record_small) for the everyday case, straight through: a line that recorded not long ago, a
-    /// page that is known, no new peak. Its index, and whether its page [has flipped](Self::flip). Else nothing is done.
+    /// page that is known, no new peak. Its index, and whether its page [has flipped](Meter::flip_small_page). Else nothing is done.
     // Always inlined, as all it takes: half of what a record would cost otherwise are calls and what they keep in memory.
     #[inline(always)]
     pub(crate) fn record_quickly(
@@ -331,15 +331,6 @@ impl Book {
             tag: self.labels.name(key.tag),
             index: gone.item.index,
             free_refused: gone.item.is_free_refused(),
-        }
-    }
-
-    /// Counts the page of `addr`, which only small device allocations touch, as one of device memory, or no longer.
-    #[inline]
-    pub(crate) fn flip(&mut self, addr: u64, comes: bool) {
-        self.meter.flip_small_page(comes);
-        if !comes {
-            self.device.drop_surplus(addr);
         }
     }
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  Entries ── slots: the grain of a base ─> entry                  one look at one place, as a rule
-//!          └─ sheet: a bit for each grain of 512 bytes             whether an entry has a byte of it
+//!          └─ sheet: a bit for each grain of 512 bytes             whether an entry has a byte of it; none for a few entries
 //!              └─ fine: base ─> entry                              where two entries share a grain, all of them instead
 //! ```
 //! A driver rounds to 512 bytes, so what it gives out never shares a grain: a few bits tell whether there is room, and no
@@ -226,6 +226,10 @@ impl Fine {
     }
 }
 
+/// Slots up to which there is no sheet: whether there is room is seen at all of them at once, and a page that only one or two
+/// allocations lie in takes little memory.
+const FEW: usize = 4;
+
 /// Whether so many slots are too few for another entry.
 #[inline]
 fn is_full(entries: u32, slots: usize) -> bool {
@@ -237,6 +241,7 @@ fn is_full(entries: u32, slots: usize) -> bool {
 pub(crate) struct Entries {
     /// Open addressing: a power of two of them, at most five eighths full, or none.
     slots: Box<[Entry]>,
+    /// None as long as there are [few](FEW) slots and nothing is kept in order.
     sheet: Option<Box<Sheet>>,
     count: u32,
     /// No entry is in a slot further from its home. So a slot that was freed is free, whoever went on behind it.
@@ -317,7 +322,9 @@ impl Entries {
 
     /// The entry that holds the byte at `offset`: of several, the one with the highest base.
     pub(crate) fn owner(&self, offset: u32) -> Option<Entry> {
-        let sheet = self.sheet.as_ref()?;
+        let Some(sheet) = &self.sheet else {
+            return self.iter().find(|entry| entry.meets(offset, offset + 1));
+        };
         if let Some(fine) = &sheet.fine {
             return fine.over(offset, offset + 1).next().copied();
         }
@@ -337,11 +344,11 @@ impl Entries {
     /// An entry that shares bytes with `offset..offset + bytes`: the nearest that begins at or before `offset`, or else the
     /// nearest behind.
     pub(crate) fn clash(&self, offset: u32, bytes: u32) -> Option<Entry> {
-        let (sheet, end) = (self.sheet.as_ref()?, offset + bytes);
-        if sheet.is_clear(Span::new(offset, end - 1)) {
+        let end = offset + bytes;
+        if self.seems_clear(offset, end) {
             return None;
         }
-        if let Some(fine) = &sheet.fine {
+        if let Some(fine) = self.fine() {
             let behind = || fine.entries.range(offset..end).next().map(|(_, entry)| entry);
             return fine.over(offset, end).next().or_else(behind).copied();
         }
@@ -355,34 +362,42 @@ impl Entries {
         self.iter().min_by_key(|entry| entry.offset())
     }
 
-    /// Puts in an entry that has bytes, if the sheet tells that it shares none, and there is a slot for it; else nothing is
+    /// Whether no entry has a byte of `offset..end`, or of the grains that these are in where there is a sheet.
+    #[inline(always)]
+    fn seems_clear(&self, offset: u32, end: u32) -> bool {
+        match &self.sheet {
+            Some(sheet) => sheet.is_clear(Span::new(offset, end - 1)),
+            // A free slot meets nothing.
+            None => self.count == 0 || !self.slots.iter().any(|slot| slot.meets(offset, end)),
+        }
+    }
+
+    /// Puts in an entry that has bytes, if it is quickly seen that it shares none, and there is a slot for it; else nothing is
     /// done. Calls nothing.
     #[inline(always)]
     pub(crate) fn put_quickly(&mut self, entry: Entry) -> bool {
-        let Some(sheet) = &mut self.sheet else { return false };
-        let span = Span::new(entry.offset(), entry.end() - 1);
-        if is_full(self.count, self.slots.len()) || !sheet.is_clear(span) {
+        if is_full(self.count, self.slots.len()) || !self.seems_clear(entry.offset(), entry.end()) {
             return false;
         }
-        sheet.mark(span);
+        if let Some(sheet) = &mut self.sheet {
+            sheet.mark(Span::new(entry.offset(), entry.end() - 1));
+        }
         self.put_in_slot(entry);
         true
     }
 
     /// Puts in an entry that has bytes, unless it shares some with another; whether it was put in.
     pub(crate) fn put_clean(&mut self, entry: Entry) -> bool {
-        let sheet = self.sheet.get_or_insert_with(|| Box::new(Sheet::new()));
-        if !sheet.is_clear(Span::new(entry.offset(), entry.end() - 1)) {
-            let clean = self.clash(entry.offset(), entry.bytes()).is_none();
-            if clean {
-                self.put_fine(entry);
-            }
-            return clean;
+        if self.clash(entry.offset(), entry.bytes()).is_some() {
+            return false;
         }
-        if is_full(self.count, self.slots.len()) {
+        if self.fine().is_none() && is_full(self.count, self.slots.len()) {
             self.grow();
         }
-        self.put_quickly(entry)
+        if !self.put_quickly(entry) {
+            self.put_fine(entry);
+        }
+        true
     }
 
     /// Puts in an entry that has bytes, and a base that no other has. One that shares bytes with another is told to.
@@ -394,20 +409,25 @@ impl Entries {
 
     /// Puts an entry in order, and all others if they are not yet.
     fn put_fine(&mut self, entry: Entry) {
+        let fine = self.in_order();
+        fine.longest = fine.longest.max(entry.bytes());
+        fine.overlapped += u32::from(entry.item.is_overlapped());
+        fine.entries.insert(entry.offset(), entry);
+        self.count += 1;
+    }
+
+    /// The entries, in order from now on.
+    fn in_order(&mut self) -> &mut Fine {
         let slots = &mut self.slots;
         let sheet = self.sheet.get_or_insert_with(|| Box::new(Sheet::new()));
-        let fine = sheet.fine.get_or_insert_with(|| {
+        sheet.grains = [u64::MAX; WORDS];
+        sheet.fine.get_or_insert_with(|| {
             let others = std::mem::take(slots).into_iter().filter(|slot| !slot.is_free());
             let entries: BTreeMap<u32, Entry> = others.map(|entry| (entry.offset(), entry)).collect();
             let longest = entries.values().map(|entry| entry.bytes()).max().unwrap_or(0);
             let overlapped = entries.values().map(|entry| u32::from(entry.item.is_overlapped())).sum();
             Box::new(Fine { entries, longest, overlapped })
-        });
-        sheet.grains = [u64::MAX; WORDS];
-        fine.longest = fine.longest.max(entry.bytes());
-        fine.overlapped += u32::from(entry.item.is_overlapped());
-        fine.entries.insert(entry.offset(), entry);
-        self.count += 1;
+        })
     }
 
     /// Puts an entry in the first free slot from its home on; there must be one.
@@ -432,9 +452,24 @@ impl Entries {
         }
     }
 
+    /// Makes more slots, and a sheet where they are not few; or keeps the entries in order, where some share a grain.
     #[cold]
     fn grow(&mut self) {
-        let more = (2 * self.slots.len()).max(4);
+        let more = (2 * self.slots.len()).max(FEW);
+        if more > FEW && self.sheet.is_none() {
+            let mut sheet = Box::new(Sheet::new());
+            let shares = self.iter().any(|entry| {
+                let span = Span::new(entry.offset(), entry.end() - 1);
+                let clear = sheet.is_clear(span);
+                sheet.mark(span);
+                !clear
+            });
+            if shares {
+                self.in_order();
+                return;
+            }
+            self.sheet = Some(sheet);
+        }
         let old = std::mem::replace(&mut self.slots, vec![Entry::FREE; more].into_boxed_slice());
         (self.count, self.reach) = (0, 0);
         old.into_iter().filter(|slot| !slot.is_free()).for_each(|entry| self.put_in_slot(entry));
@@ -445,8 +480,12 @@ impl Entries {
     pub(crate) fn take_quickly(&mut self, offset: u32, may_go: impl FnOnce(&Entry) -> bool) -> Option<Entry> {
         let at = self.slot(offset)?;
         let gone = *self.slots.get(at)?;
-        let sheet = self.sheet.as_mut().filter(|_| may_go(&gone))?;
-        sheet.unmark(Span::new(offset, gone.end() - 1));
+        if !may_go(&gone) {
+            return None;
+        }
+        if let Some(sheet) = &mut self.sheet {
+            sheet.unmark(Span::new(offset, gone.end() - 1));
+        }
         self.slots[at].range = Entry::FREE.range;
         self.count -= 1;
         Some(gone)

@@ -308,18 +308,11 @@ impl Space {
     }
 
     /// [`remove_small`](Self::remove_small) where that is [quickly done](Page::take_small_quickly); else nothing is done. Answers
-    /// whether the page is one of device memory no longer. Then [`drop_surplus`](Self::drop_surplus) is still to be called.
+    /// whether the page is one of device memory no longer.
     #[inline(always)]
     pub(crate) fn remove_small_quickly(&mut self, addr: u64) -> Option<(Entry, bool)> {
         let (number, offset) = locate(addr);
         self.shard_mut(number).pages.remove_small_quickly(number, offset)
-    }
-
-    /// Drops the page of `addr`, if nothing touches it and there are many such.
-    #[inline]
-    pub(crate) fn drop_surplus(&mut self, addr: u64) {
-        let (number, _) = locate(addr);
-        self.shard_mut(number).pages.drop_surplus(number);
     }
 
     /// Removes what [`find`](Self::find) found; and the change of the page counts.

@@ -136,13 +136,17 @@ impl Pages {
     }
 
     /// [`remove_small`](Self::remove_small) where that is [quickly done](Page::take_small_quickly); else nothing is done. Answers
-    /// whether the page is one of device memory no longer. Then [`drop_surplus`](Self::drop_surplus) is still to be called.
+    /// whether the page is one of device memory no longer.
     #[inline(always)]
     pub(crate) fn remove_small_quickly(&mut self, number: u64, offset: u32) -> Option<(Entry, bool)> {
         let page = self.get_mut(number)?;
         let (gone, flips) = page.take_small_quickly(offset)?;
         if flips && page.is_untouched() {
+            let is_bulky = page.entries().is_bulky();
             self.untouched += 1;
+            if self.is_surplus(is_bulky) {
+                self.drop_page(number);
+            }
         }
         Some((gone, flips))
     }
@@ -156,20 +160,16 @@ impl Pages {
     /// To be called when the last touch of a page is gone. Some such pages stay for the next allocation in them.
     pub(crate) fn note_untouched(&mut self, number: u64) {
         self.untouched += 1;
-        self.drop_surplus(number);
-    }
-
-    /// Drops that page, if nothing touches it and there are many such, or several where it is a bulky one.
-    #[inline]
-    pub(crate) fn drop_surplus(&mut self, number: u64) {
-        if self.untouched <= KEPT_BULKY {
-            return;
-        }
-        let many = self.untouched > KEPT;
-        let is_surplus = |page: &Page| page.is_untouched() && (many || page.entries().is_bulky());
-        if self.get(number).is_some_and(is_surplus) {
+        let is_bulky = self.get(number).is_some_and(|page| page.entries().is_bulky());
+        if self.is_surplus(is_bulky) {
             self.drop_page(number);
         }
+    }
+
+    /// Whether a page that nothing touches is not to be kept: there are many such, or several where it is a bulky one.
+    #[inline(always)]
+    fn is_surplus(&self, is_bulky: bool) -> bool {
+        self.untouched > if is_bulky { KEPT_BULKY } else { KEPT }
     }
 
     #[cold]

@@ -117,11 +117,10 @@ impl Published {
         self.set(Total::ChunkSlackBytes, running.chunk_slack_and_live());
     }
 
-    /// What changes with the pages.
-    fn write_pages(&self, running: &Running) {
+    /// What changes with pages of device memory.
+    fn write_device_pages(&self, running: &Running) {
         self.set(Total::ResidentBytes, running.resident_bytes);
         self.write_slack(running);
-        self.set(Total::ArenaResidentBytes, running.arena_resident_bytes);
         self.set(Total::PeakResidentBytes, running.peak_resident_bytes);
     }
 
@@ -350,21 +349,22 @@ impl Shared {
         self.published.set(Total::LiveCount, running.live_count);
     }
 
-    /// Makes the totals readable after the everyday case, in which the page of an address may have come to be one of device
-    /// memory, or no longer.
+    /// Makes the totals readable after the everyday case, in which a page may have come to be one of device memory, or no
+    /// longer.
     #[inline(always)]
-    fn publish_small(&self, core: &mut Core, flip: Option<(u64, bool)>) {
-        match flip {
-            Some((addr, comes)) => self.publish_flip(core, addr, comes),
-            None => self.publish_live(core),
+    fn publish_small(&self, core: &mut Core, flips: bool, comes: bool) {
+        if flips {
+            self.publish_flip(core, comes);
+        } else {
+            self.publish_live(core);
         }
     }
 
     #[inline(never)]
-    fn publish_flip(&self, core: &mut Core, addr: u64, comes: bool) {
-        core.book.flip(addr, comes);
+    fn publish_flip(&self, core: &mut Core, comes: bool) {
+        core.book.meter.flip_small_page(comes);
         let running = core.book.meter.running();
-        self.published.publish(running, |published| published.write_pages(running));
+        self.published.publish(running, |published| published.write_device_pages(running));
     }
 
     /// Makes those totals readable, too, that small allocations seldom change; or all, where there was more.
@@ -377,7 +377,8 @@ impl Shared {
         let running = core.book.meter.running();
         self.published.publish(running, |published| {
             if news.has(News::PAGES) {
-                published.write_pages(running);
+                published.write_device_pages(running);
+                published.set(Total::ArenaResidentBytes, running.arena_resident_bytes);
             }
             if news.has(News::PEAK) {
                 published.set(Total::PeakBytes, running.peak_bytes);
@@ -646,7 +647,7 @@ impl Shared {
         let Some((index, flips)) = core.book.record_quickly(addr, bytes, site, scope, place) else {
             return self.record_small_in(core, addr, bytes, site, scope, place);
         };
-        self.publish_small(&mut core, flips.then_some((addr, true)));
+        self.publish_small(&mut core, flips, true);
         Some(index)
     }
 
@@ -710,7 +711,7 @@ impl Shared {
         let later = match self.whole_at_once() {
             Some(mut core) => match core.book.forget_quickly(addr, freed_at) {
                 Some((gone, flips)) => {
-                    self.publish_small(&mut core, flips.then_some((addr, false)));
+                    self.publish_small(&mut core, flips, false);
                     return done(core.book.small_outward(&gone));
                 }
                 None => self.forget_small_in(core, addr, freed_at),
