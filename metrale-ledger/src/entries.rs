@@ -20,6 +20,8 @@ use crate::{AllocKind, SMALL_ALLOC_CHUNK};
 const GRAIN_SHIFT: u32 = 9;
 /// Words of a sheet.
 const WORDS: usize = 1 << (PAGE_SHIFT - GRAIN_SHIFT - u64::BITS.trailing_zeros());
+/// Slots of a page in which an entry begins in every grain.
+pub(crate) const MOST_SLOTS: usize = 1 << (PAGE_SHIFT - GRAIN_SHIFT + 1);
 /// The offset of a free slot; no entry has it.
 const FREE: u32 = u32::MAX;
 
@@ -227,9 +229,9 @@ impl Entries {
         self.count == 0
     }
 
-    /// Whether much memory is held: what some hundreds of entries needed at once, who pay for getting it again.
-    pub(crate) fn is_bulky(&self) -> bool {
-        self.slots.len() > 512
+    /// For how many slots memory is held.
+    pub(crate) fn slots(&self) -> usize {
+        self.slots.len()
     }
 
     /// Whether so little memory is held that it is worth keeping for other pages.
@@ -240,10 +242,10 @@ impl Entries {
     /// The first slot to look in.
     #[inline]
     fn home(&self, offset: u32) -> usize {
-        // The bits in the middle of the product, as many as there are slots: its lowest depend on few of a grain's. What is
-        // shifted in keeps apart what lies at equal distances, which a product alone leaves in runs: every 15th grain, say.
-        let grain = offset >> GRAIN_SHIFT;
-        ((grain ^ grain >> 3).wrapping_mul(0x9e37_79b1) >> 16) as usize & self.slots.len().wrapping_sub(1)
+        // The bits in the middle of the product, as many as there are slots: what lies side by side, or at most equal
+        // distances, comes to lie apart. (What lies at 15, 30 or 60 grains does so in runs of some tens. To mix more would
+        // cost all others more than it saves these.)
+        ((offset >> GRAIN_SHIFT).wrapping_mul(0x9e37_79b1) >> 16) as usize & self.slots.len().wrapping_sub(1)
     }
 
     /// The slot of the entry that begins at `offset`.

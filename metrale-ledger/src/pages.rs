@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The pages of a shard.
 
-use crate::entries::{Entries, Entry};
+use crate::entries::{Entries, Entry, MOST_SLOTS};
 use crate::page::{Flips, Page, Where};
 
 /// Pages of a shard that stay though nothing touches them, for the next allocation there, so that a steady state asks the
 /// host for no memory.
 const KEPT: usize = 64;
-/// As many of them may have much memory: a page that held thousands of allocations has that of a hundred that held few.
-const KEPT_BULKY: usize = 8;
+/// The more there are, the less memory one of them may have to stay: a page that held thousands of allocations has that of
+/// a hundred that held few.
+const KEPT_SLOTS: usize = KEPT * 512;
+/// Of so few, any may stay.
+const FEW: usize = KEPT_SLOTS / MOST_SLOTS;
 
 /// No page has it: page numbers are addresses shifted down.
 const NO_PAGE: u64 = u64::MAX;
@@ -159,15 +162,15 @@ impl Pages {
         self.drop_surplus(number);
     }
 
-    /// Drops that page, if nothing touches it and there are many such, or several where it is a bulky one.
+    /// Drops that page, if nothing touches it and there are too many such for what memory it has.
     #[inline]
     pub(crate) fn drop_surplus(&mut self, number: u64) {
-        if self.untouched <= KEPT_BULKY {
+        let untouched = self.untouched;
+        if untouched <= FEW {
             return;
         }
-        let many = self.untouched > KEPT;
-        let is_surplus = |page: &Page| page.is_untouched() && (many || page.entries().is_bulky());
-        if self.get(number).is_some_and(is_surplus) {
+        let is_too_much = |page: &Page| untouched > KEPT || untouched * page.entries().slots() > KEPT_SLOTS;
+        if self.get(number).is_some_and(|page| page.is_untouched() && is_too_much(page)) {
             self.drop_page(number);
         }
     }

@@ -146,25 +146,6 @@ fn a_page_full_of_grains_stays_coarse() {
     assert!(entries.is_empty() && entries.fine().is_none());
 }
 
-/// Allocations of one size lie at equal distances, whatever that is, and each is near its home all the same.
-#[test]
-fn entries_at_equal_distances_are_near_their_homes() {
-    for (distance, most) in (1..200).flat_map(|distance| [20, 40, 80, 160, 640].map(|most| (distance, most)))
-    {
-        let mut entries = Entries::default();
-        let offsets = (0..PAGE).step_by((distance * GRAIN) as usize).take(most);
-        for offset in offsets.clone() {
-            assert!(entries.put_clean(Entry::new(offset, GRAIN, Item::new(0, 0, AllocKind::Device))));
-        }
-        let steps = |offset| {
-            let at = entries.slot(offset).expect("it was put there");
-            at.wrapping_sub(entries.home(offset)) & (entries.slots.len() - 1)
-        };
-        let all: usize = offsets.map(steps).sum();
-        assert!(all <= 5 * entries.count as usize, "{all} steps to {most} at every {distance} grains");
-    }
-}
-
 /// Once entries share a grain they are kept in order, and no longer when they are gone.
 #[test]
 fn a_shared_grain_puts_a_page_in_order_until_it_is_empty() {
