@@ -254,9 +254,10 @@ impl Entries {
         self.count == 0
     }
 
-    /// Whether much memory is held: what some hundreds of entries needed at once, who pay for getting it again.
-    pub(crate) fn is_bulky(&self) -> bool {
-        self.slots.len() > 512
+    /// For how many slots memory is held.
+    #[inline]
+    pub(crate) fn slots(&self) -> usize {
+        self.slots.len()
     }
 
     /// Whether so little memory is held that it is worth keeping for other pages.

@@ -54,8 +54,8 @@
 //! lines and scopes, and holds others up no longer. [`live_allocations`](Ledger::live_allocations),
 //! [`drain`](Ledger::drain) and the assertions look at every live allocation. In a steady state of small allocations such as
 //! a driver gives, none of which shares 512 aligned bytes with another, the host is asked for no memory, unless hundreds of
-//! pages come and go whole; where they do share some, a page keeps its entries in order instead, at tens of nanoseconds more
-//! each, or a hundred in a page of thousands.
+//! pages with hundreds each come and go whole; where they do share some, a page keeps its entries in order instead, at tens
+//! of nanoseconds more each, or a hundred in a page of thousands.
 //!
 //! # What it is not
 //!

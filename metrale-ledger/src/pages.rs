@@ -7,8 +7,9 @@ use crate::page::{Flips, Page, Where};
 /// Pages of a shard that stay though nothing touches them, for the next allocation there, so that a steady state asks the
 /// host for no memory.
 const KEPT: usize = 64;
-/// As many of them may have much memory: a page that held thousands of allocations has that of a hundred that held few.
-const KEPT_BULKY: usize = 8;
+/// The more there are, the less memory one of them may have to stay: a page that held thousands of allocations has that of
+/// a hundred that held few.
+const KEPT_SLOTS: usize = KEPT * 512;
 
 /// No page has it: page numbers are addresses shifted down.
 const NO_PAGE: u64 = u64::MAX;
@@ -142,9 +143,9 @@ impl Pages {
         let page = self.get_mut(number)?;
         let (gone, flips) = page.take_small_quickly(offset)?;
         if flips && page.is_untouched() {
-            let is_bulky = page.entries().is_bulky();
+            let slots = page.entries().slots();
             self.untouched += 1;
-            if self.is_surplus(is_bulky) {
+            if self.is_too_much(slots) {
                 self.drop_page(number);
             }
         }
@@ -160,16 +161,16 @@ impl Pages {
     /// To be called when the last touch of a page is gone. Some such pages stay for the next allocation in them.
     pub(crate) fn note_untouched(&mut self, number: u64) {
         self.untouched += 1;
-        let is_bulky = self.get(number).is_some_and(|page| page.entries().is_bulky());
-        if self.is_surplus(is_bulky) {
+        let slots = self.get(number).map_or(0, |page| page.entries().slots());
+        if self.is_too_much(slots) {
             self.drop_page(number);
         }
     }
 
-    /// Whether a page that nothing touches is not to be kept: there are many such, or several where it is a bulky one.
+    /// Whether a page that nothing touches has too much memory to be kept, for how many such there are.
     #[inline(always)]
-    fn is_surplus(&self, is_bulky: bool) -> bool {
-        self.untouched > if is_bulky { KEPT_BULKY } else { KEPT }
+    fn is_too_much(&self, slots: usize) -> bool {
+        self.untouched > KEPT || self.untouched * slots > KEPT_SLOTS
     }
 
     #[cold]

@@ -160,7 +160,9 @@ fn a_read_of_slack_while_an_overlap_comes_and_goes() {
         let other = Arc::clone(&ledger);
         let thread = thread::spawn(move || {
             let at = Location::caller();
-            assert!(other.record(PAGE + 512, 1000, at, AllocKind::Device, None).misuse.is_some());
+            // Into the next page, so that the pages change with the bytes.
+            let bytes = PAGE as usize + 1000;
+            assert!(other.record(PAGE + 512, bytes, at, AllocKind::Device, None).misuse.is_some());
             assert!(other.forget(PAGE + 512, Class::Sweepable, at).is_ok());
         });
         let seen = ledger.read(Total::SlackBytes) as u64;
