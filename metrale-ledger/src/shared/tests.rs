@@ -189,7 +189,7 @@ fn few_pages_that_are_gone_keep_much_memory() {
             assert!(forget(&ledger, page * PAGE + n * 512).is_some());
         }
     }
-    assert_eq!(pages(&ledger, |page| page.entries().slots() == crate::entries::MOST_SLOTS), 4 * SHARDS);
+    assert_eq!(pages(&ledger, |page| page.entries().slots() == 8192), 4 * SHARDS);
     assert_eq!(pages(&ledger, |_| true), 4 * SHARDS);
     // Of others, many stay for what comes next.
     for page in 301..6000 {
