@@ -3,6 +3,7 @@
 
 use crate::entries::{Entries, Entry};
 use crate::page::{Flips, Page, Where};
+use crate::shard::SHARDS;
 
 /// Pages of a shard that stay though nothing touches them, for the next allocation there, so that a steady state asks the
 /// host for no memory.
@@ -37,11 +38,13 @@ impl Pages {
         self.used
     }
 
-    /// The first place to look for a page.
+    /// The first place to look for a page: of a shard's pages, which are those at equal distances, neighbours are neighbours
+    /// here, as long as there are places for all of a stretch.
     #[inline(always)]
     fn home(&self, number: u64) -> usize {
-        // The product's upper half, as far as there are places; they are a power of two.
-        ((number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize) & self.places.len().wrapping_sub(1)
+        const STRETCH: u64 = 128;
+        let nth = number / SHARDS as u64;
+        nth.wrapping_add(43 * (nth / STRETCH)) as usize & self.places.len().wrapping_sub(1)
     }
 
     /// Where a page is, or else where it would go.
@@ -196,6 +199,30 @@ impl Pages {
                 self.places.swap(hole, at);
                 hole = at;
             }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Large allocations of one size put their ends at equal distances: their pages are near their homes, whatever that is.
+    #[test]
+    fn pages_at_equal_distances_are_near_their_homes() {
+        const FIRST: u64 = 0x7f0e_0000_0000 >> 21;
+        for (distance, many) in (1..300).flat_map(|distance| [50, 300, 3000].map(|many| (distance, many))) {
+            let mut shards: Vec<Pages> = (0..SHARDS).map(|_| Pages::default()).collect();
+            let numbers = || (0..many).map(|n| FIRST + n * distance);
+            for number in numbers() {
+                assert_eq!(shards[number as usize % SHARDS].open(number).number(), number);
+            }
+            let steps = |number: u64| {
+                let pages = &shards[number as usize % SHARDS];
+                pages.find(number).unwrap().wrapping_sub(pages.home(number)) & (pages.places.len() - 1)
+            };
+            let all: usize = numbers().map(steps).sum();
+            assert!(all <= 4 * many as usize, "{all} steps to {many} pages at every {distance}th");
         }
     }
 }
