@@ -112,8 +112,8 @@ pub(crate) struct Book {
     /// Rises whenever the shards are dealt out and when they are back.
     pub(crate) phase: u64,
     events: Option<Ring>,
-    /// Small device allocations may take the short way: nothing overlaps or is empty, no events are kept, and every total
-    /// is far from 64 bits. To be found anew after whatever did not take it.
+    /// Small device allocations may take the short way: nothing overlaps, no events are kept, and every total is far from 64
+    /// bits. To be found anew after whatever did not take it.
     plain: bool,
 }
 
@@ -139,13 +139,12 @@ impl Book {
 
     /// Finds out whether the short way may be taken. To be called after every change that did not.
     pub(crate) fn look_ahead(&mut self) {
-        self.plain = self.device.is_plain() && self.events.is_none() && self.meter.is_narrow();
+        self.plain = !self.device.has_overlaps() && self.events.is_none() && self.meter.is_narrow();
     }
 
-    /// Whether the short way may be taken, by the one who has the book or by threads in shards of their own.
-    #[inline]
-    pub(crate) fn is_plain(&self) -> bool {
-        self.plain
+    /// Whether the shards may be dealt out: then threads take the short way in them, and see their pages and no more.
+    pub(crate) fn may_be_dealt(&self) -> bool {
+        self.plain && !self.device.has_empty()
     }
 
     /// Interns the label of a scope inside `parent`: its number and its whole name.
@@ -542,7 +541,8 @@ impl Book {
     /// Puts one in, unless another has its base.
     fn insert(&mut self, new: Standing) -> Inserted {
         let overlapped = self.has_overlaps();
-        if overlapped {
+        // One that makes a new peak leaves none: looking at all there is, each time, would take ever longer.
+        if overlapped && !self.meter.makes_peak(new.item.kind(), new.bytes) {
             self.leave_peak();
         }
         let (inserted, pages) = self.space_mut(new.item.kind()).insert(new);

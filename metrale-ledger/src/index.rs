@@ -191,15 +191,18 @@ impl Space {
             .chain(self.empty.values().copied())
     }
 
-    /// Whether what lies in one page can be put there by a look at that page alone, as a rule: nothing overlaps and nothing
-    /// is empty.
-    pub(crate) fn is_plain(&self) -> bool {
-        self.overlapped == 0 && self.empty.is_empty()
+    /// Whether something without bytes is live. It is in no page, so a look at a page does not tell that its base is taken.
+    #[inline(always)]
+    pub(crate) fn has_empty(&self) -> bool {
+        !self.empty.is_empty()
     }
 
     /// Inserts a small device allocation, where neither a neighbour nor a spanning one is in the way; None, and nothing
-    /// changed, where something may be. To be asked only while the space [is plain](Self::is_plain).
+    /// changed, where something may be. To be asked only while nothing overlaps.
     pub(crate) fn insert_small(&mut self, addr: u64, bytes: u32, item: Item, place: Where) -> Option<Flips> {
+        if self.has_empty() && self.empty.contains_key(&addr) {
+            return None;
+        }
         let (number, offset) = locate(addr);
         let nothing_spans = self.spanning.is_empty();
         let pages = &mut self.shard_mut(number).pages;
@@ -226,6 +229,9 @@ impl Space {
         place: Where,
     ) -> Option<bool> {
         let (number, offset) = locate(addr);
+        if self.has_empty() {
+            return None;
+        }
         let nothing_spans = self.spanning.is_empty();
         let pages = &mut self.shard_mut(number).pages;
         let page = pages.get_mut(number)?;
@@ -300,8 +306,8 @@ impl Space {
         }
     }
 
-    /// Removes the small device allocation that begins at `addr`, if there is one. To be asked only while the space
-    /// [is plain](Self::is_plain).
+    /// Removes the small device allocation that begins at `addr`, if there is one. To be asked only while
+    /// nothing overlaps.
     pub(crate) fn remove_small(&mut self, addr: u64) -> Option<(Entry, Flips)> {
         let (number, offset) = locate(addr);
         self.shard_mut(number).pages.remove_small(number, offset)

@@ -282,12 +282,19 @@ impl Meter {
         (!self.is_at_peak()).then_some(self.at_peak)
     }
 
+    /// Whether one that comes makes a new peak of live bytes.
+    pub(crate) fn makes_peak(&self, kind: AllocKind, bytes: usize) -> bool {
+        self.makes_peak_in(Account::of(kind, bytes), bytes as i128)
+    }
+
+    fn makes_peak_in(&self, account: Account, bytes: i128) -> bool {
+        account.is_sweepable() && self.live_bytes() + bytes + self.granted_bytes > self.peak_bytes
+    }
+
     /// Adds one change. Answers the number of the last peak, or none where this makes a new one. No lane may be open
     /// unless [`may_be_peak`](Self::may_be_peak) denied it. While allocations overlap, residency is not to be judged here.
     pub(crate) fn apply(&mut self, change: &Change, overlaps: bool) -> Option<u64> {
-        let new_peak = change.count > 0
-            && change.account.is_sweepable()
-            && self.live_bytes() + change.bytes + self.granted_bytes > self.peak_bytes;
+        let new_peak = change.count > 0 && self.makes_peak_in(change.account, change.bytes);
         if !new_peak && self.is_at_peak() {
             self.keep_peak(self.pages);
         }

@@ -29,8 +29,8 @@ pub enum AllocKind {
     /// Page-locked host memory. Its addresses are never compared with device addresses.
     Pinned,
     /// Device memory that the allocator takes for itself around and behind the callers' own: guard bands, freed memory
-    /// kept back for a while. A free never names it: to frees and to [`whois`](crate::Ledger::whois) an address in it is
-    /// what it was before.
+    /// kept back for a while. A free never names it: to frees an address in it is what it was before, and
+    /// [`whois`](crate::Ledger::whois) tells the freed allocation that was there, or else the padding.
     Padding,
 }
 

@@ -263,7 +263,7 @@ impl Shared {
     fn deal_out(&self, core: &mut Core) {
         let Some(_turn) = self.turn.try_lock() else { return };
         core.meetings = 0;
-        if !core.book.is_plain() {
+        if !core.book.may_be_dealt() {
             return;
         }
         core.book.phase += 1;

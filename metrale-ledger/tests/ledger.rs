@@ -771,3 +771,40 @@ fn no_name_forges_a_line_of_a_report() {
     }
     assert!(texts[0].lines().any(|line| line.ends_with(" \"\"")), "{}", texts[0]);
 }
+
+/// A pool's block with the pool's parts recorded in it: each part makes a new peak, and leaving the last one keeps it whole.
+#[test]
+fn the_peak_of_what_overlaps_is_kept_when_it_is_left() {
+    const BLOCK: u64 = 0x7f00_0000_0000;
+    let ledger = Ledger::new();
+    ledger.record(BLOCK, 1 << 30, Location::caller());
+    for part in 0..1000 {
+        let answer = ledger.record(BLOCK + part * 4096 + 512, 300, Location::caller());
+        assert!(matches!(answer.misuse.as_deref(), Some(RecordMisuse::Overlap { .. })));
+    }
+    let before = ledger.snapshot();
+    assert_eq!((ledger.peak_bytes(), ledger.resident_bytes()), ((1 << 30) + 300_000, 1 << 30));
+    // Padding and arenas are no part of the peak, but of its totals.
+    ledger.record_as(BLOCK + (2 << 30), 4096, Location::caller(), AllocKind::Padding);
+    ledger.forget(BLOCK + 512);
+    ledger.forget(BLOCK);
+    let peak = ledger.peak_snapshot();
+    assert_eq!(peak.totals.live_bytes, before.totals.live_bytes);
+    assert_eq!((peak.totals.resident_bytes, peak.totals.padding_bytes), (1 << 30, 0));
+    assert_eq!(peak.groups, before.groups);
+}
+
+/// An allocation without bytes has a base all the same, and holds nobody up.
+#[test]
+fn one_without_bytes_is_displaced_by_what_gets_its_address() {
+    const ADDR: u64 = 0x7f00_0000_0000;
+    let ledger = Ledger::new();
+    ledger.record(ADDR, 0, Location::caller());
+    assert!(ledger.record(ADDR + 512, 100, Location::caller()).misuse.is_none());
+    assert!(ledger.record_beside(ADDR, 100, Location::caller()).is_none(), "takes a longer look");
+    let answer = ledger.record(ADDR, 100, Location::caller());
+    assert!(
+        matches!(answer.misuse.as_deref(), Some(RecordMisuse::OverLive { displaced, .. }) if displaced.bytes == 0)
+    );
+    assert_eq!((ledger.live_count(), ledger.live_bytes(), ledger.resident_bytes()), (2, 200, 2 << 20));
+}
