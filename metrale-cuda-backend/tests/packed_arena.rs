@@ -56,6 +56,17 @@ on_both_drivers! {
         probe.assert_nothing_live();
     }
 
+    an_arena_of_any_size_gives_all_of_it_in_one_part(driver) {
+        let backend = backend(driver);
+        for bytes in [1, 511, 512, 1000, 2 * MIB - 1, 2 * MIB + 1] {
+            let arena = backend.packed_arena(bytes).unwrap();
+            assert_eq!(arena.bytes(), bytes.next_multiple_of(512));
+            arena.take("all", bytes).unwrap();
+            assert_eq!(arena.free_bytes(), 0);
+            arena.free().unwrap();
+        }
+    }
+
     mistakes_are_answered_and_change_nothing(driver) {
         let backend = backend(driver);
         let arena = backend.packed_arena(8 * KIB).unwrap();

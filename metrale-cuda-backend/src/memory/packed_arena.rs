@@ -99,7 +99,8 @@ pub struct PackedArena<'a> {
 }
 
 impl MetraleCudaBackend {
-    /// Allocates an arena of `bytes` bytes to take named parts from. Blocks and fails as
+    /// Allocates an arena of `bytes` bytes, rounded up to whole 512, as its parts and the driver take them, to take named parts
+    /// from. Blocks and fails as
     /// [`GpuBackend::alloc_arena`](crate::GpuBackend::alloc_arena).
     ///
     /// # Errors
@@ -107,6 +108,8 @@ impl MetraleCudaBackend {
     #[track_caller]
     pub fn packed_arena(&self, bytes: usize) -> Result<PackedArena<'_>> {
         let site = Location::caller();
+        // More than can be rounded up is more than there is.
+        let bytes = bytes.checked_next_multiple_of(ARENA_GRANULE as usize).unwrap_or(bytes);
         let base = self.take(bytes, AllocKind::Arena, site)?;
         let space = Mutex::new(ArenaSpace::new(base.0, bytes as u64));
         Ok(PackedArena { backend: self, base, bytes, site, space, is_freed: false })
@@ -255,7 +258,7 @@ impl PackedArena<'_> {
         self.space.lock().parts()
     }
 
-    /// Bytes in no part; what is left of the last 512 counts to nobody.
+    /// Bytes in no part.
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
         self.space.lock().free_bytes()
