@@ -154,34 +154,25 @@ struct Fine {
     overlapped: u32,
 }
 
-/// Grains that follow one another, as bits of a sheet.
-#[derive(Clone, Copy)]
-struct Span {
-    first_word: usize,
-    last_word: usize,
-    /// Their bits in the first word, and in the last; where that is one word, both.
-    first_bits: u64,
-    last_bits: u64,
+/// The word of a sheet with the grains that hold the bytes from `first` to `last`, and their bits; none where they are in
+/// several.
+#[inline(always)]
+fn one_word(first: u32, last: u32) -> Option<(usize, u64)> {
+    let (first, last) = (first >> GRAIN_SHIFT, last >> GRAIN_SHIFT);
+    let bits = (u64::MAX << (first % u64::BITS)) & (u64::MAX >> (u64::BITS - 1 - last % u64::BITS));
+    (first / u64::BITS == last / u64::BITS).then_some(((first / u64::BITS) as usize % WORDS, bits))
 }
 
-impl Span {
-    /// The grains that hold the bytes from `first` to `last`.
-    #[inline(always)]
-    fn new(first: u32, last: u32) -> Self {
-        let (first, last) = (first >> GRAIN_SHIFT, last >> GRAIN_SHIFT);
-        let word = |grain: u32| (grain / u64::BITS) as usize % WORDS;
-        let from = u64::MAX << (first % u64::BITS);
-        let to = u64::MAX >> (u64::BITS - 1 - last % u64::BITS);
-        let one = if word(first) == word(last) { from & to } else { 0 };
-        let bits = |part: u64| if one == 0 { part } else { one };
-        Self { first_word: word(first), last_word: word(last), first_bits: bits(from), last_bits: bits(to) }
-    }
-
-    /// The words between the first and the last.
-    #[inline(always)]
-    fn between(self) -> std::ops::Range<usize> {
-        self.first_word + 1..self.last_word
-    }
+/// Those words, where they are several, each with its bits.
+#[inline]
+fn words(first: u32, last: u32) -> impl Iterator<Item = (usize, u64)> {
+    let (first, last) = (first >> GRAIN_SHIFT, last >> GRAIN_SHIFT);
+    let word = |grain: u32| (grain / u64::BITS) as usize % WORDS;
+    let ends = [
+        (word(first), u64::MAX << (first % u64::BITS)),
+        (word(last), u64::MAX >> (u64::BITS - 1 - last % u64::BITS)),
+    ];
+    ends.into_iter().chain((word(first) + 1..word(last)).map(|word| (word % WORDS, u64::MAX)))
 }
 
 impl Sheet {
@@ -189,30 +180,44 @@ impl Sheet {
         Self { grains: [0; WORDS], fine: None }
     }
 
-    /// Whether none of these grains is marked.
+    /// Whether no grain that holds a byte from `first` to `last` is marked.
     #[inline(always)]
-    fn is_clear(&self, span: Span) -> bool {
-        let ends =
-            self.grains[span.first_word] & span.first_bits | self.grains[span.last_word] & span.last_bits;
-        ends == 0 && span.between().all(|word| self.grains[word % WORDS] == 0)
-    }
-
-    #[inline(always)]
-    fn mark(&mut self, span: Span) {
-        self.grains[span.first_word] |= span.first_bits;
-        if span.first_word != span.last_word {
-            self.grains[span.last_word] |= span.last_bits;
-            span.between().for_each(|word| self.grains[word % WORDS] = u64::MAX);
+    fn is_clear(&self, first: u32, last: u32) -> bool {
+        match one_word(first, last) {
+            Some((word, bits)) => self.grains[word] & bits == 0,
+            None => self.are_clear(first, last),
         }
     }
 
+    #[inline(never)]
+    fn are_clear(&self, first: u32, last: u32) -> bool {
+        words(first, last).all(|(word, bits)| self.grains[word] & bits == 0)
+    }
+
     #[inline(always)]
-    fn unmark(&mut self, span: Span) {
-        self.grains[span.first_word] &= !span.first_bits;
-        if span.first_word != span.last_word {
-            self.grains[span.last_word] &= !span.last_bits;
-            span.between().for_each(|word| self.grains[word % WORDS] = 0);
+    fn mark(&mut self, first: u32, last: u32) {
+        match one_word(first, last) {
+            Some((word, bits)) => self.grains[word] |= bits,
+            None => self.mark_words(first, last),
         }
+    }
+
+    #[inline(never)]
+    fn mark_words(&mut self, first: u32, last: u32) {
+        words(first, last).for_each(|(word, bits)| self.grains[word] |= bits);
+    }
+
+    #[inline(always)]
+    fn unmark(&mut self, first: u32, last: u32) {
+        match one_word(first, last) {
+            Some((word, bits)) => self.grains[word] &= !bits,
+            None => self.unmark_words(first, last),
+        }
+    }
+
+    #[inline(never)]
+    fn unmark_words(&mut self, first: u32, last: u32) {
+        words(first, last).for_each(|(word, bits)| self.grains[word] &= !bits);
     }
 }
 
@@ -330,7 +335,7 @@ impl Entries {
             return fine.over(offset, offset + 1).next().copied();
         }
         // Of entries that share no grain, the nearest that begins at a grain before, or in this one.
-        let marked = |grain: u32| !sheet.is_clear(Span::new(grain << GRAIN_SHIFT, grain << GRAIN_SHIFT));
+        let marked = |grain: u32| !sheet.is_clear(grain << GRAIN_SHIFT, grain << GRAIN_SHIFT);
         let grains = (0..=offset >> GRAIN_SHIFT).rev().take_while(|&grain| marked(grain));
         let nearest = grains.filter_map(|grain| self.of_grain(grain)).next()?;
         nearest.meets(offset, offset + 1).then_some(nearest)
@@ -367,7 +372,7 @@ impl Entries {
     #[inline(always)]
     fn seems_clear(&self, offset: u32, end: u32) -> bool {
         match &self.sheet {
-            Some(sheet) => sheet.is_clear(Span::new(offset, end - 1)),
+            Some(sheet) => sheet.is_clear(offset, end - 1),
             // A free slot meets nothing.
             None => self.count == 0 || !self.slots.iter().any(|slot| slot.meets(offset, end)),
         }
@@ -381,7 +386,7 @@ impl Entries {
             return false;
         }
         if let Some(sheet) = &mut self.sheet {
-            sheet.mark(Span::new(entry.offset(), entry.end() - 1));
+            sheet.mark(entry.offset(), entry.end() - 1);
         }
         self.put_in_slot(entry);
         true
@@ -460,9 +465,9 @@ impl Entries {
         if more > FEW && self.sheet.is_none() {
             let mut sheet = Box::new(Sheet::new());
             let shares = self.iter().any(|entry| {
-                let span = Span::new(entry.offset(), entry.end() - 1);
-                let clear = sheet.is_clear(span);
-                sheet.mark(span);
+                let (first, last) = (entry.offset(), entry.end() - 1);
+                let clear = sheet.is_clear(first, last);
+                sheet.mark(first, last);
                 !clear
             });
             if shares {
@@ -485,7 +490,7 @@ impl Entries {
             return None;
         }
         if let Some(sheet) = &mut self.sheet {
-            sheet.unmark(Span::new(offset, gone.end() - 1));
+            sheet.unmark(offset, gone.end() - 1);
         }
         self.slots[at].range = Entry::FREE.range;
         self.count -= 1;

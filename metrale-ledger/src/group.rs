@@ -44,7 +44,7 @@ impl Eq for Key {}
 
 impl std::hash::Hash for Key {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        state.write_usize(std::ptr::from_ref(self.site).addr());
+        state.write_usize(address(self.site));
         state.write_u64(u64::from(self.scope) << 32 | u64::from(self.tag));
         state.write_u8(self.kind as u8);
     }
@@ -107,30 +107,35 @@ pub(crate) struct Groups {
     numbers: HashMap<Key, u32, Mixer>,
     list: Vec<(Key, Held)>,
     /// Groups of device memory without a tag that were asked for not long ago, each in the place of its line and scope.
-    recent: [Option<Recent>; RECENT],
+    recent: [Recent; RECENT],
 }
 
 /// Places for groups that are found again without a map.
 const RECENT: usize = 64;
 
 /// Line, scope and number of a group of device memory without a tag.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Recent {
-    site: &'static Location<'static>,
+    /// The location's address; 0 where there is none.
+    site: usize,
     scope: u32,
     number: u32,
 }
 
 impl Default for Groups {
     fn default() -> Self {
-        Self { numbers: HashMap::default(), list: Vec::new(), recent: [None; RECENT] }
+        Self { numbers: HashMap::default(), list: Vec::new(), recent: [Recent::default(); RECENT] }
     }
+}
+
+fn address(site: &'static Location<'static>) -> usize {
+    std::ptr::from_ref(site).addr()
 }
 
 /// The place of a line and scope among the recent.
 #[inline(always)]
-fn recent_place(site: &'static Location<'static>, scope: u32) -> usize {
-    let both = std::ptr::from_ref(site).addr() as u64 ^ u64::from(scope) << u32::BITS;
+fn recent_place(site: usize, scope: u32) -> usize {
+    let both = site as u64 ^ u64::from(scope) << u32::BITS;
     (both.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - RECENT.trailing_zeros())) as usize
 }
 
@@ -147,15 +152,16 @@ impl Groups {
         site: &'static Location<'static>,
         scope: Option<u32>,
     ) -> Option<u32> {
-        let scope = scope.unwrap_or(NO_LABEL);
-        let recent = self.recent[recent_place(site, scope)]?;
-        (std::ptr::eq(recent.site, site) && recent.scope == scope).then_some(recent.number)
+        let (site, scope) = (address(site), scope.unwrap_or(NO_LABEL));
+        let recent = &self.recent[recent_place(site, scope)];
+        (recent.site == site && recent.scope == scope).then_some(recent.number)
     }
 
     fn look_up_device(&mut self, site: &'static Location<'static>, scope: Option<u32>) -> u32 {
         let key = Key::new(site, scope, AllocKind::Device);
         let number = self.number(key);
-        self.recent[recent_place(site, key.scope)] = Some(Recent { site, scope: key.scope, number });
+        let site = address(site);
+        self.recent[recent_place(site, key.scope)] = Recent { site, scope: key.scope, number };
         number
     }
 
