@@ -25,7 +25,13 @@ pub fn run(args: &LoadArgs, console: &mut Console<'_>) -> Exit {
         Err(error) => {
             let named = asked_for(&args.files, args.model.as_deref());
             let error = match &error {
-                InputError::File { path, .. } if begins_as_log(path) => LogError::IsLog(path.clone()).into(),
+                InputError::File { path, .. }
+                | InputError::Index { path, .. }
+                | InputError::IndexNotAlone(path)
+                    if begins_as_log(path) =>
+                {
+                    LogError::IsLog(path.clone()).into()
+                }
                 _ => error.into(),
             };
             return Failed::new(Input::Model(named), &error).say(args.json, console);
