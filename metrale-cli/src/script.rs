@@ -90,9 +90,8 @@ impl Script {
                 Act::Nothing => {}
             }
         }
-        let mut live: Vec<_> = live.into_iter().flatten().collect();
-        live.sort_unstable();
-        live.into_iter().map(|(line, address, bytes)| LiveAllocation { address, bytes, line }).collect()
+        let live = live.into_iter().flatten();
+        live.map(|(line, address, bytes)| LiveAllocation { address, bytes, line }).collect()
     }
 }
 

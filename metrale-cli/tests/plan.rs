@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -605,4 +606,43 @@ fn the_help_names_every_profile() {
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
     let names = metrale_driver_sim::Profile::NAMES.join(", ");
     assert!(help.contains(&format!("({names})")), "{names}: {help}");
+}
+
+/// Real programs, whose libraries allocate too: the README lists every step at which the driver's figure moved by other than
+/// the plan's, and by how much.
+#[test]
+fn the_readme_lists_every_step_at_which_the_driver_and_the_plan_of_a_real_program_differ() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("ops.csv");
+    let mut differing = BTreeMap::new();
+    for name in ["bert_infer", "gpt2_train", "cupy_ops"] {
+        let log = data("h200").join(format!("{name}.csv.gz"));
+        let ended = metrale_on("plan", &log, &["--per-op", out.to_str().unwrap()]);
+        assert_eq!(ended.exit, Exit::Done, "{}", ended.err);
+        let (rows, recorded) = (table(&out).1, recorded_residency(&log));
+        assert_eq!(rows.len(), recorded.len(), "{name}");
+        let mut before = (0, 0);
+        for (row, kept) in rows.iter().zip(recorded) {
+            let (planned, kept) = (row[2] as i64, kept as i64);
+            let difference = (kept - before.1) - (planned - before.0);
+            before = (planned, kept);
+            if difference != 0 {
+                differing.insert((name.to_owned(), row[0]), difference);
+            }
+        }
+    }
+    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
+    let mut listed = BTreeMap::new();
+    for row in readme.lines() {
+        let cells: Vec<_> = row.split('|').map(str::trim).collect();
+        let [_, name, operations, _, difference, cause, _] = cells[..] else { continue };
+        let Ok(difference) = difference.parse::<i64>() else { continue };
+        assert!(!cause.is_empty(), "{row}");
+        for operation in operations.split(", ") {
+            let step = (name.to_owned(), operation.parse().unwrap());
+            assert_eq!(listed.insert(step, difference), None, "{operation} of {name} is listed twice");
+        }
+    }
+    assert_eq!(listed, differing);
+    assert_eq!(listed.len(), 37 + 14 + 59);
 }

@@ -111,7 +111,7 @@ fn plan_log(path: &Path, args: &PlanArgs, console: &mut Console<'_>) -> anyhow::
     for remark in notes.remarks() {
         console.remark(remark);
     }
-    let still_live = follow.live().into_iter().map(|row| LiveAllocation {
+    let still_live = follow.live_unordered().map(|row| LiveAllocation {
         address: row.pointer,
         bytes: row.bytes,
         line: row.line,

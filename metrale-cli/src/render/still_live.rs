@@ -38,14 +38,16 @@ fn hex<S: Serializer>(address: &u64, serializer: S) -> Result<S::Ok, S::Error> {
 }
 
 impl FromIterator<LiveAllocation> for StillLive {
-    /// Of all that is live, in the order of the log.
+    /// Of all that is live, in any order: there may be millions, of which a few are listed.
     fn from_iter<I: IntoIterator<Item = LiveAllocation>>(live: I) -> Self {
         let mut all = Self::default();
         for allocation in live {
             all.allocations += 1;
             all.bytes = all.bytes.saturating_add(allocation.bytes);
-            if all.first.len() < LISTED {
-                all.first.push(allocation);
+            let place = all.first.partition_point(|first| first.line < allocation.line);
+            if place < LISTED {
+                all.first.truncate(LISTED - 1);
+                all.first.insert(place, allocation);
             }
         }
         all

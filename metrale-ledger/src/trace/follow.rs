@@ -268,8 +268,13 @@ impl Follow {
 
     /// What is live, in the order in which it was allocated: at the end of a log, what was never freed.
     pub fn live(&self) -> Vec<LiveRow> {
-        let mut live: Vec<_> = self.live.values().copied().collect();
+        let mut live: Vec<_> = self.live_unordered().collect();
         live.sort_unstable_by_key(|row| row.line);
         live
+    }
+
+    /// As [`live`](Self::live), in no order: for sums, or for a few of very many.
+    pub fn live_unordered(&self) -> impl Iterator<Item = LiveRow> + '_ {
+        self.live.values().copied()
     }
 }
