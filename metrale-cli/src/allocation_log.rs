@@ -40,12 +40,14 @@ pub enum LogError {
         problem: RowError,
     },
     /// The log ends in the middle.
-    #[error("{}: {problem}", ShownPath(.path))]
+    #[error("{}: {problem}{}", ShownPath(.path), if *.lenient { "" } else { " (--lenient takes what came before)" })]
     Broken {
         /// The log.
         path: PathBuf,
         /// Where and why.
         problem: TraceError,
+        /// Whether it was read leniently, and yet nothing came before.
+        lenient: bool,
     },
     /// A row that no device can follow.
     #[error("{}: line {line}: {problem} (--lenient passes over such rows)", ShownPath(.path))]
@@ -152,7 +154,9 @@ impl AllocationLog {
                 Ok(Some(row))
             }
             Some(Err(TraceError::Row(problem))) => Err(LogError::Row { path: self.path.clone(), problem }),
-            Some(Err(problem)) => Err(LogError::Broken { path: self.path.clone(), problem }),
+            Some(Err(problem)) => {
+                Err(LogError::Broken { path: self.path.clone(), problem, lenient: self.lenient })
+            }
         }
     }
 

@@ -432,6 +432,7 @@ fn a_cut_log_is_planned_as_far_as_it_goes_where_that_is_asked_for() {
         let more = [more, &["--per-op", out.to_str().unwrap()]].concat();
         let strict = metrale_on(command, &cut, &more);
         assert_eq!(strict.exit, Exit::BadInput, "{}", strict.err);
+        assert!(strict.err.contains("(--lenient takes what came before)"), "{}", strict.err);
         assert!(!out.exists());
 
         let ended = metrale_on(command, &cut, &[&more[..], &["--lenient"]].concat());
