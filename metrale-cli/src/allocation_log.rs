@@ -13,6 +13,12 @@ use crate::model::{ShownPath, is_model};
 
 /// Findings and passed-over rows that are said line by line; the rest is counted.
 const SAID: usize = 10;
+/// As much of a file is looked at to tell whether it is a log, where it was given as something else.
+const LOOKED_AT_BYTES: u64 = 64 << 10;
+
+/// Said of a log without a column Location.
+pub(crate) const NAMES_NO_LINES: &str =
+    "who holds the peak is not known: the log names no source lines, in no column Location";
 
 /// Why a log cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -34,12 +40,14 @@ pub enum LogError {
         problem: RowError,
     },
     /// The log ends in the middle.
-    #[error("{}: {problem}", ShownPath(.path))]
+    #[error("{}: {problem}{}", ShownPath(.path), if *.lenient { "" } else { " (--lenient takes what came before)" })]
     Broken {
         /// The log.
         path: PathBuf,
         /// Where and why.
         problem: TraceError,
+        /// Whether it was read leniently, and yet nothing came before.
+        lenient: bool,
     },
     /// A row that no device can follow.
     #[error("{}: line {line}: {problem} (--lenient passes over such rows)", ShownPath(.path))]
@@ -65,6 +73,9 @@ pub enum LogError {
     /// It is a model.
     #[error("{}: this is a model, not an allocation log: metrale plan and metrale load take it", ShownPath(.0))]
     IsModel(PathBuf),
+    /// A log where a model is asked for.
+    #[error("{}: this is an allocation log, not a model: metrale plan and metrale replay take it", ShownPath(.0))]
+    IsLog(PathBuf),
     /// A log beside other files.
     #[error("{}: an allocation log is given alone", ShownPath(.0))]
     NotAlone(PathBuf),
@@ -82,11 +93,20 @@ pub(crate) fn is_log(path: &Path) -> bool {
     if read.is_err() {
         return false;
     }
-    if head.is_empty() {
-        let name = path.to_string_lossy().to_ascii_lowercase();
-        return [".csv", ".log", ".csv.gz"].iter().any(|end| name.ends_with(end));
-    }
     !is_model(&head, path)
+}
+
+/// Whether a file that was given as a model is a log: it begins as one, be it among other programs' lines.
+pub(crate) fn begins_as_log(path: &Path) -> bool {
+    if !fs::metadata(path).is_ok_and(|about| about.is_file()) || !is_log(path) {
+        return false;
+    }
+    let reader = File::open(path).and_then(|file| Reader::new(file.take(LOOKED_AT_BYTES)));
+    reader.is_ok_and(|reader| {
+        let mut reader = reader.lenient(true);
+        let _ = reader.next();
+        reader.has_columns()
+    })
 }
 
 /// A log being read.
@@ -101,9 +121,13 @@ pub(crate) struct AllocationLog {
 #[derive(Debug, Default)]
 pub(crate) struct LogNotes {
     findings: BTreeMap<&'static str, u64>,
+    finding_lines: BTreeMap<&'static str, Vec<u64>>,
     said: Vec<String>,
     skipped: u64,
     skipped_said: Vec<String>,
+    of_other_devices: u64,
+    broke_off: Option<String>,
+    names_lines: bool,
     aliases: u64,
     rows: u64,
 }
@@ -126,16 +150,24 @@ impl AllocationLog {
             None => Ok(None),
             Some(Ok(row)) => {
                 self.notes.rows += 1;
+                self.notes.names_lines |= row.location.is_some();
                 Ok(Some(row))
             }
             Some(Err(TraceError::Row(problem))) => Err(LogError::Row { path: self.path.clone(), problem }),
-            Some(Err(problem)) => Err(LogError::Broken { path: self.path.clone(), problem }),
+            Some(Err(problem)) => {
+                Err(LogError::Broken { path: self.path.clone(), problem, lenient: self.lenient })
+            }
         }
     }
 
     /// Notes what was odd about a row.
     pub(crate) fn note(&mut self, finding: &Finding) {
-        *self.notes.findings.entry(name(finding.kind)).or_default() += 1;
+        let name = name(finding.kind);
+        *self.notes.findings.entry(name).or_default() += 1;
+        let lines = self.notes.finding_lines.entry(name).or_default();
+        if lines.len() < SAID {
+            lines.push(finding.line);
+        }
         if self.notes.said.len() < SAID {
             self.notes.said.push(finding.to_string());
         }
@@ -162,6 +194,8 @@ impl AllocationLog {
             return Err(LogError::NotALog { path: self.path, problem: first.clone() });
         }
         notes.skipped += skipped.count;
+        notes.of_other_devices = skipped.of_other_devices;
+        notes.broke_off = self.reader.broke_off().map(ToString::to_string);
         notes.skipped_said.extend(skipped.first.iter().map(ToString::to_string));
         notes.skipped_said.truncate(SAID);
         notes.aliases = self.reader.alias_count();
@@ -178,6 +212,16 @@ impl LogNotes {
     /// How often what was odd, by name.
     pub(crate) fn findings(&self) -> &BTreeMap<&'static str, u64> {
         &self.findings
+    }
+
+    /// The lines of what was odd, by name: the first of each.
+    pub(crate) fn finding_lines(&self) -> &BTreeMap<&'static str, Vec<u64>> {
+        &self.finding_lines
+    }
+
+    /// Whether a row named a source line.
+    pub(crate) fn names_lines(&self) -> bool {
+        self.names_lines
     }
 
     /// All of it in words, a remark each.
@@ -198,8 +242,13 @@ impl LogNotes {
         }
         remarks.extend(self.skipped_said.iter().map(|row| format!("warning: passed over: {row}")));
         if self.skipped > self.skipped_said.len() as u64 {
-            remarks.push(format!("warning: {} rows passed over in all", self.skipped));
+            let others = match self.of_other_devices {
+                0 => String::new(),
+                others => format!(", {others} of them of other devices than the first row's"),
+            };
+            remarks.push(format!("warning: {} rows passed over in all{others}", self.skipped));
         }
+        remarks.extend(self.broke_off.iter().map(|why| format!("warning: {why}; what came before counts")));
         remarks
     }
 }

@@ -109,7 +109,7 @@ pub struct PlanArgs {
     pub memory: Option<ByteCount>,
 
     /// Say whether the peak fits into what a device has free once its context is made: a profile of the software driver
-    /// (h200, gb10, rtx), or the ordinal of a device of the installed driver.
+    /// (h200, gb10, rtx, scale), or the ordinal of a device of the installed driver.
     #[arg(long, value_name = "DEVICE", conflicts_with = "memory")]
     pub device: Option<PlanDevice>,
 

@@ -15,6 +15,15 @@ pub struct PerOpError {
     path: PathBuf,
     /// Why.
     problem: io::Error,
+    /// Whether not even the file could be made.
+    at_once: bool,
+}
+
+impl PerOpError {
+    /// Whether another path would mend it: nothing was done then.
+    pub fn is_bad_input(&self) -> bool {
+        self.at_once
+    }
 }
 
 /// A table being written. One that is not finished is removed, so that no half table is taken for a whole one.
@@ -28,7 +37,9 @@ impl PerOp {
     /// Makes the file and writes the names of the columns.
     pub(crate) fn create(path: &Path, columns: &str) -> Result<Self, PerOpError> {
         let mut table = Self { path: path.to_owned(), out: None };
-        table.out = Some(BufWriter::new(File::create(path).map_err(|error| table.failed(error))?));
+        table.out = Some(BufWriter::new(
+            File::create(path).map_err(|error| PerOpError { at_once: true, ..table.failed(error) })?,
+        ));
         table.write(format_args!("{columns}\n"))?;
         Ok(table)
     }
@@ -56,7 +67,7 @@ impl PerOp {
     }
 
     fn failed(&self, problem: io::Error) -> PerOpError {
-        PerOpError { path: self.path.clone(), problem }
+        PerOpError { path: self.path.clone(), problem, at_once: false }
     }
 }
 

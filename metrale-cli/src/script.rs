@@ -11,12 +11,15 @@ use metrale_ledger::plan::Plan;
 use metrale_ledger::trace::{Action, FindingKind, Follow, LogTotals, Row};
 
 use crate::allocation_log::{AllocationLog, LogError, LogNotes};
+use crate::render::still_live::{LiveAllocation, StillLive};
 
 /// What one row of the log asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Operation {
     /// The row's line.
     pub(crate) line: u64,
+    /// The row's pointer.
+    pub(crate) pointer: u64,
     pub(crate) act: Act,
 }
 
@@ -57,7 +60,8 @@ impl Script {
                 Ok(followed) => followed.finding,
                 Err(error) => {
                     log.no_place(row.line, error)?;
-                    script.operations.push(Operation { line: row.line, act: Act::Nothing });
+                    let (line, pointer) = (row.line, row.pointer);
+                    script.operations.push(Operation { line, pointer, act: Act::Nothing });
                     continue;
                 }
             };
@@ -65,12 +69,29 @@ impl Script {
                 log.note(finding);
             }
             let act = places.act(&row, finding.map(|finding| finding.kind));
-            script.operations.push(Operation { line: row.line, act });
+            script.operations.push(Operation { line: row.line, pointer: row.pointer, act });
         }
         script.places = places.count;
         script.labels = places.labels;
         script.totals = follow.totals();
         Ok((script, log.into_notes()?))
+    }
+
+    /// What is live after so many of its operations.
+    pub(crate) fn live_after(&self, done: u64) -> StillLive {
+        let mut live = vec![None; self.places];
+        for (operation, _) in self.operations.iter().zip(0..done) {
+            let &Operation { line, pointer: address, act } = operation;
+            match act {
+                Act::Allocate { place, bytes, .. } | Act::Displace { place, bytes, .. } => {
+                    live[place] = Some((line, address, bytes));
+                }
+                Act::Free { place } => live[place] = None,
+                Act::Nothing => {}
+            }
+        }
+        let live = live.into_iter().flatten();
+        live.map(|(line, address, bytes)| LiveAllocation { address, bytes, line }).collect()
     }
 }
 

@@ -5,7 +5,7 @@ mod common;
 
 use std::fs;
 
-use common::{data, metrale, write_model};
+use common::{data, metrale, metrale_on, recorded_log, write_model};
 use metrale_cli::{Console, Exit, run};
 
 /// A model's name, its allocations and live bytes where they were counted by hand, and the bytes the H200's driver keeps
@@ -434,4 +434,39 @@ fn a_file_that_became_shorter_is_refused_before_it_is_read() {
     let error = input.check_whole(tensor).unwrap_err();
     assert!(matches!(&error, InputError::Shrunk(shrunk) if *shrunk == path), "{error}");
     assert_eq!(error.exit_code(), 2);
+}
+
+/// The other way round than `replay MODEL`: the answer names the commands that take the file.
+#[test]
+fn a_log_given_as_a_model_is_told_to_be_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let log = "Action,Pointer,Size\nallocate,0x1,5\n";
+    fs::write(path("log.csv"), log).unwrap();
+    fs::write(path("memory.log"), "1,10:00:00.1,allocate,0x10,512,0x0\n").unwrap();
+    fs::write(path("rmm_debug"), format!("[INFO] pool grew\n{log}")).unwrap();
+    let packed = fs::read(recorded_log("random-1.csv.gz")).unwrap();
+    fs::write(path("packed"), packed).unwrap();
+    for name in ["log.csv", "memory.log", "rmm_debug", "packed"] {
+        for more in [&["--driver", "sim"][..], &["--driver", "sim", "--arena"]] {
+            let ended = metrale_on("load", &path(name), more);
+            assert_eq!(ended.exit, Exit::BadInput, "{name}: {}", ended.err);
+            assert!(
+                ended.err.contains(
+                    "this is an allocation log, not a model: metrale plan and metrale replay take it"
+                ),
+                "{name}: {}",
+                ended.err
+            );
+        }
+    }
+    // What is neither keeps its own answer.
+    for (name, text) in
+        [("notes.txt", "shopping list\n"), ("odd.csv", "a,b,c\n1,2,3\n"), ("page.html", "<html>")]
+    {
+        fs::write(path(name), text).unwrap();
+        let ended = metrale_on("load", &path(name), &["--driver", "sim"]);
+        assert_eq!(ended.exit, Exit::BadInput);
+        assert!(!ended.err.contains("allocation log"), "{name}: {}", ended.err);
+    }
 }

@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -200,7 +201,8 @@ fn the_text_says_what_would_be_saved_and_who_holds_the_peak() {
     let ended = metrale_on("plan", &log, &[]);
     for part in [
         "4 allocations of 3.17 MiB in all, 1 free in 5 operations",
-        "at operation 3 (line 5)",
+        "peak live                      3326976  3.17 MiB, at operation 3 (line 5)",
+        "peak resident                  6291456  6.00 MiB, at operation 3 (line 5)",
         "one arena for all of it would save up to 2.00 MiB",
         "what is live at the peak, allocated largest first would save 2.00 MiB of the peak",
     ] {
@@ -289,13 +291,14 @@ fn a_log_is_told_by_its_bytes_and_what_is_none_is_answered() {
     let cut = path("cut.csv.gz");
     let whole = fs::read(recorded_log("random-1.csv.gz")).unwrap();
     fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
-    let ended = metrale_on("plan", &cut, &["--lenient"]);
+    let ended = metrale_on("plan", &cut, &[]);
     assert_eq!(ended.exit, Exit::BadInput);
     assert!(ended.err.contains("cannot be read on"), "{}", ended.err);
 
     // Said once: an error's text holds its reason already.
     for (file, more, reason) in [
         (&text, &[][..], "neither a header"),
+        (&cut, &[], "cannot be read on"),
         (&cut, &["--lenient"], "cannot be read on"),
         (&log, &["--per-op", "/none/x"], "os error"),
     ] {
@@ -339,7 +342,7 @@ fn bad_models_and_command_lines_end_with_2() {
         assert!(!ended.err.is_empty(), "{args:?}");
     }
     let ended = metrale(["plan", "--model", "gpt2", "--per-op", "/nonexistent/folder/ops.csv"]);
-    assert_eq!(ended.exit, Exit::Failed);
+    assert_eq!(ended.exit, Exit::BadInput, "nothing was done");
     assert!(ended.err.contains("ops.csv"), "{}", ended.err);
 }
 
@@ -378,4 +381,269 @@ fn a_table_by_its_name_is_no_broken_model() {
         assert_eq!(ended.exit, Exit::BadInput, "{}", ended.err);
         assert!(ended.err.contains("line ") && !ended.err.contains("safetensors"), "{}", ended.err);
     }
+}
+
+#[test]
+fn what_a_log_never_frees_is_listed_with_its_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("leak.csv");
+    let rows: String = (0..29)
+        .map(|n| format!("allocate,{:#x},{}\nfree,{:#x},0\n", 0x1000 * (n + 1), 1000 + n, 0x99))
+        .collect();
+    fs::write(&log, format!("Action,Pointer,Size\n{rows}free,0x2000,1001\n")).unwrap();
+    for (command, more) in [("plan", &[][..]), ("replay", &["--driver", "sim"])] {
+        let text = metrale_on(command, &log, more).out;
+        let listed: Vec<_> = text
+            .lines()
+            .skip_while(|line| !line.starts_with("still live at the end"))
+            .skip(1)
+            .take_while(|line| !line.is_empty())
+            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+            .collect();
+        assert_eq!(listed.len(), 11, "{text}");
+        assert_eq!(listed[..2], ["1000 B 0x1000 line 2", "1002 B 0x3000 line 6"], "{text}");
+        assert_eq!(
+            (&listed[9][..], &listed[10][..]),
+            ("1010 B 0xb000 line 22", "17.92 KiB in 18 more"),
+            "{text}"
+        );
+
+        let json = metrale_on(command, &log, &[more, &["--json"]].concat()).json();
+        let live = &json["live_at_end"];
+        assert_eq!((&live["allocations"], &live["bytes"]), (&28.into(), &(29_406 - 1001).into()));
+        let first = serde_json::json!({"address": "0x3000", "bytes": 1002, "line": 6});
+        assert_eq!((&live["first"][1], live["first"].as_array().unwrap().len()), (&first, 10));
+
+        fs::write(&log, "Action,Pointer,Size\nallocate,1,5\nfree,1,5\n").unwrap();
+        let ended = metrale_on(command, &log, more);
+        assert!(!ended.out.contains("still live"), "{}", ended.out);
+        fs::write(&log, format!("Action,Pointer,Size\n{rows}free,0x2000,1001\n")).unwrap();
+    }
+}
+
+#[test]
+fn a_cut_log_is_planned_as_far_as_it_goes_where_that_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let (cut, out) = (folder.path().join("cut.csv.gz"), folder.path().join("ops.csv"));
+    let log = recorded_log("random-1.csv.gz");
+    let whole = fs::read(&log).unwrap();
+    fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
+    for (command, more) in [("plan", &[][..]), ("replay", &["--driver", "sim"])] {
+        let more = [more, &["--per-op", out.to_str().unwrap()]].concat();
+        let strict = metrale_on(command, &cut, &more);
+        assert_eq!(strict.exit, Exit::BadInput, "{}", strict.err);
+        assert!(strict.err.contains("(--lenient takes what came before)"), "{}", strict.err);
+        assert!(!out.exists());
+
+        let ended = metrale_on(command, &cut, &[&more[..], &["--lenient"]].concat());
+        assert_eq!(ended.exit, Exit::Done, "{}", ended.err);
+        let rows = table(&out).1;
+        assert!(rows.len() > 1000 && rows.len() < 5098, "{}", rows.len());
+        let warning = format!("warning: line {}: the log cannot be read on: ", rows.len() + 2);
+        assert!(ended.err.contains(&warning), "{warning}: {}", ended.err);
+        for (row, resident_bytes) in rows.iter().zip(recorded_residency(&log)) {
+            assert_eq!(row[2], resident_bytes, "row {}", row[0]);
+        }
+        fs::remove_file(&out).unwrap();
+    }
+}
+
+#[test]
+fn rows_of_two_devices_are_not_followed_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("dev.csv");
+    let header = "Event Type,Device ID,Address,Stream,Size (bytes),Free Memory,Total Memory,Current Allocs,Start,End,Elapsed,Location";
+    let row = |action: &str, device: u32, bytes: u32| {
+        format!("{action},{device},0x7f0000000000,0,{bytes},0,0,1,1,1,1,a.cu:1\n")
+    };
+    let rows = [row("Alloc", 0, 1000), row("Alloc", 1, 2000), row("Free", 0, 0), row("Free", 1, 0)];
+    fs::write(&log, format!("{header}\n{}", rows.concat())).unwrap();
+    for (command, more) in [("plan", &[][..]), ("replay", &["--driver", "sim"])] {
+        let ended = metrale_on(command, &log, more);
+        assert_eq!(ended.exit, Exit::BadInput, "{}", ended.err);
+        assert!(
+            ended.err.contains("line 3: the row is of device 1, and those before are of device 0: give the rows of one device"),
+            "{}",
+            ended.err
+        );
+        let ended = metrale_on(command, &log, &[more, &["--lenient"]].concat());
+        assert_eq!(ended.exit, Exit::Done, "{}", ended.err);
+        assert!(!ended.err.contains("already live"), "{}", ended.err);
+        assert!(ended.err.contains("2 rows passed over in all, 2 of them of other devices"), "{}", ended.err);
+        assert!(ended.out.contains("2 x row passed over"), "{}", ended.out);
+    }
+    fs::write(&log, format!("{header}\n{}{}", rows[0], rows[2])).unwrap();
+    let ended = metrale_on("plan", &log, &["--json"]);
+    assert_eq!((ended.exit, ended.err.as_str()), (Exit::Done, ""));
+    assert_eq!(ended.json()["peak_live_bytes"], 1000);
+}
+
+#[test]
+fn an_empty_file_is_an_empty_log_unless_its_name_says_model() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["rmm_debug", "x.txt", "STDERR", "e.gz", "rmm_log.dev0.csv", "memory.log", "t.tsv"] {
+        let path = folder.path().join(name);
+        fs::write(&path, "").unwrap();
+        for (command, more) in [("plan", &[][..]), ("replay", &["--driver", "sim"])] {
+            let ended = metrale_on(command, &path, more);
+            assert_eq!(ended.exit, Exit::Done, "{command} {name}: {}", ended.err);
+            assert!(ended.err.contains("note: the log has no rows"), "{command} {name}: {}", ended.err);
+        }
+    }
+    for name in ["m.safetensors", "model.safetensors.index.json", "config.JSON", "w.bin", "w.gguf", "w.onnx"]
+    {
+        let path = folder.path().join(name);
+        fs::write(&path, "").unwrap();
+        let ended = metrale_on("plan", &path, &[]);
+        assert_eq!(ended.exit, Exit::BadInput, "{name}: {}", ended.out);
+        assert!(ended.err.contains("the file is empty"), "{name}: {}", ended.err);
+    }
+}
+
+#[test]
+fn the_rows_that_are_neither_allocation_nor_free_are_in_the_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log.csv");
+    fs::write(
+        &log,
+        "Action,Pointer,Size,Location\n\
+         allocate,0x10,5,a.py:1\nallocate failure,,7,\nfree,0,0,\nallocate,(nil),0,\nfree,0x99,1,\n\
+         free,0x10,5,\nfree,0x10,5,\nsteal,0x10,5,\n",
+    )
+    .unwrap();
+    for (command, more, sum) in [
+        ("plan", &[][..], "1 allocation of 5 B in all, 1 free in 7 operations\n"),
+        ("replay", &["--driver", "sim"], "7 operations (1 allocation, 1 free)"),
+    ] {
+        let ended = metrale_on(command, &log, &[more, &["--lenient"]].concat());
+        for part in [
+            sum,
+            "\n1 x allocation that failed then\n",
+            "\n2 x row that asks for nothing: a free of null, or no bytes at null\n",
+            "\n1 x row passed over\n",
+            "\n1 x unknown free\n",
+            "\n1 x double free\n",
+        ] {
+            assert!(ended.out.contains(part), "{part}: {}", ended.out);
+        }
+    }
+}
+
+#[test]
+fn a_column_named_twice_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log.csv");
+    fs::write(&log, "Action,Pointer,Size,Size\nallocate,0x10000,100,200\n").unwrap();
+    for more in [&[][..], &["--lenient"]] {
+        let ended = metrale_on("plan", &log, more);
+        assert_eq!(ended.exit, Exit::BadInput, "{}", ended.out);
+        assert!(
+            ended.err.contains("line 1: the header names \"Size\" twice, as columns 3 and 4"),
+            "{}",
+            ended.err
+        );
+    }
+}
+
+/// What is saved at the peak of the recorded log is saved in the very order of the log too, once nothing went before.
+#[test]
+fn a_saving_behind_frees_is_not_told_as_the_orders_alone() {
+    let ended = metrale_on("plan", &recorded_log("random-1.csv.gz"), &[]);
+    assert!(
+        ended.out.contains(
+            "what is live at the peak, allocated afresh, largest first, would take 10.00 MiB less, without the gaps \
+             that earlier frees left; the order alone may save less of it, or nothing"
+        ),
+        "{}",
+        ended.out
+    );
+}
+
+#[test]
+fn a_log_that_names_no_lines_is_said_to_name_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log.csv");
+    for (text, names_none) in [
+        ("Action,Pointer,Size\nallocate,1,5\n", true),
+        ("Action,Pointer,Size,Location\nallocate,1,5,\n", true),
+        ("Action,Pointer,Size,Location\nallocate,1,5,a.py:1\n", false),
+        ("Action,Pointer,Size\n", false),
+    ] {
+        fs::write(&log, text).unwrap();
+        for (command, more) in [("plan", &[][..]), ("replay", &["--driver", "sim"])] {
+            let ended = metrale_on(command, &log, more);
+            assert_eq!(
+                ended.out.contains("the log names no source lines"),
+                names_none,
+                "{text}: {}",
+                ended.out
+            );
+        }
+    }
+}
+
+#[test]
+fn an_answer_without_an_account_names_its_input_as_the_account_would() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log.csv");
+    fs::write(&log, "Action,Pointer,Size\nsteal,1,5\n").unwrap();
+    let path = log.to_str().unwrap();
+    for (args, field) in [
+        (&["replay", path, "--driver", "sim", "--json"][..], "log"),
+        (&["plan", path, "--json"], "log"),
+        (&["report", path, "--json"], "snapshot"),
+        (&["load", path, "--driver", "sim", "--json"], "model"),
+    ] {
+        let json = metrale(args.iter().copied()).json();
+        let mut fields: Vec<_> = json.as_object().unwrap().keys().map(String::as_str).collect();
+        fields.retain(|field| *field != "error");
+        assert_eq!((fields, &json[field]), (vec![field], &path.into()), "{args:?}");
+    }
+}
+
+#[test]
+fn the_help_names_every_profile() {
+    let help = metrale(["plan", "--help"]).out;
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    let names = metrale_driver_sim::Profile::NAMES.join(", ");
+    assert!(help.contains(&format!("({names})")), "{names}: {help}");
+}
+
+/// Real programs, whose libraries allocate too: the README lists every step at which the driver's figure moved by other than
+/// the plan's, and by how much.
+#[test]
+fn the_readme_lists_every_step_at_which_the_driver_and_the_plan_of_a_real_program_differ() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("ops.csv");
+    let mut differing = BTreeMap::new();
+    for name in ["bert_infer", "gpt2_train", "cupy_ops"] {
+        let log = data("h200").join(format!("{name}.csv.gz"));
+        let ended = metrale_on("plan", &log, &["--per-op", out.to_str().unwrap()]);
+        assert_eq!(ended.exit, Exit::Done, "{}", ended.err);
+        let (rows, recorded) = (table(&out).1, recorded_residency(&log));
+        assert_eq!(rows.len(), recorded.len(), "{name}");
+        let mut before = (0, 0);
+        for (row, kept) in rows.iter().zip(recorded) {
+            let (planned, kept) = (row[2] as i64, kept as i64);
+            let difference = (kept - before.1) - (planned - before.0);
+            before = (planned, kept);
+            if difference != 0 {
+                differing.insert((name.to_owned(), row[0]), difference);
+            }
+        }
+    }
+    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
+    let mut listed = BTreeMap::new();
+    for row in readme.lines() {
+        let cells: Vec<_> = row.split('|').map(str::trim).collect();
+        let [_, name, operations, _, difference, cause, _] = cells[..] else { continue };
+        let Ok(difference) = difference.parse::<i64>() else { continue };
+        assert!(!cause.is_empty(), "{row}");
+        for operation in operations.split(", ") {
+            let step = (name.to_owned(), operation.parse().unwrap());
+            assert_eq!(listed.insert(step, difference), None, "{operation} of {name} is listed twice");
+        }
+    }
+    assert_eq!(listed, differing);
+    assert_eq!(listed.len(), 37 + 14 + 59);
 }

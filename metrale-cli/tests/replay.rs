@@ -118,6 +118,9 @@ fn odd_rows_are_said_with_their_lines_and_change_nothing() {
     let findings =
         serde_json::json!({"unknown_free": 1, "already_live": 1, "size_differs": 1, "double_free": 1});
     assert_eq!(json["findings"], findings);
+    let lines = serde_json::json!({"unknown_free": [3], "already_live": [4], "size_differs": [5], "double_free": [6]});
+    assert_eq!(json["finding_lines"], lines);
+    assert_eq!(json["nothing_rows"], 1);
     assert_eq!((&json["failures_in_log"], &json["unexplained_rows"]), (&1.into(), &0.into()));
     assert_eq!((&json["peak"]["line"], &json["peak"]["live_bytes"]), (&2.into(), &3_000_000.into()));
     assert_eq!(json["peak"]["scopes"][0]["scope"], "model.py:7");
@@ -236,4 +239,34 @@ fn a_row_passed_over_has_its_place_in_the_tables_of_plan_and_replay() {
     let expected = [[0, 4096, page], [1, 4096, page], [2, 4096, page], [3, 0, 0]];
     assert_eq!(of("plan", &[]), expected);
     assert_eq!(of("replay", &["--driver", "sim"]), expected);
+}
+
+#[test]
+fn the_lines_of_findings_are_the_first_ten_of_each() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log.csv");
+    fs::write(&log, format!("Action,Pointer,Size\n{}", "free,0x9000,1\n".repeat(30))).unwrap();
+    let json = metrale_on("replay", &log, &["--driver", "sim", "--json"]).json();
+    assert_eq!(json["findings"]["unknown_free"], 30);
+    assert_eq!(json["finding_lines"]["unknown_free"], serde_json::json!((2..12).collect::<Vec<u64>>()));
+}
+
+#[test]
+fn what_is_live_when_a_log_does_not_fit_is_what_was_done_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log.csv");
+    fs::write(
+        &log,
+        "Action,Pointer,Size\nallocate,1,4096\nallocate,2,1\nfree,1,4096\nallocate,1,1\nallocate,4,900000000000\nfree,2,1\n",
+    )
+    .unwrap();
+    let more = ["--driver", "sim"];
+    let json = metrale_on("replay", &log, &[&more[..], &["--json"]].concat()).json();
+    let first = [("0x2", 3), ("0x1", 5)]
+        .map(|(address, line)| serde_json::json!({"address": address, "bytes": 1, "line": line}));
+    assert_eq!(json["live_at_end"], serde_json::json!({"allocations": 2, "bytes": 2, "first": first}));
+    assert_eq!(json["end"]["allocations"], 2);
+    fs::write(&log, "Action,Pointer,Size\nallocate,1,1\n").unwrap();
+    let ended = metrale_on("replay", &log, &["--driver", "sim", "--per-op", "/nonexistent/ops.csv"]);
+    assert_eq!(ended.exit, Exit::BadInput, "{}", ended.err);
 }

@@ -152,6 +152,8 @@ struct Stand {
     /// The other of live and resident bytes, there.
     beside: u64,
     operation: Option<u64>,
+    /// Frees before it.
+    frees: u64,
     /// How many peaks there were.
     number: u64,
 }
@@ -244,7 +246,8 @@ impl Plan {
             // A peak that this very allocation makes has it, so its sums are put aside only after the change.
             if bytes > self.peaks[which].bytes {
                 let number = peaks[which].number + 1;
-                peaks[which] = Stand { bytes, beside, operation: Some(operation), number };
+                let (operation, frees) = (Some(operation), self.frees);
+                peaks[which] = Stand { bytes, beside, operation, frees, number };
             }
         }
         let is_peak = |which: usize| peaks[which].number != self.peaks[which].number;

@@ -2,12 +2,14 @@
 //! Reads allocation logs: tables of comma-separated values with a row for each allocation and free.
 //!
 //! The header names the columns, in any order and case: `Action`, `Pointer`, `Size`, and, where there, `Thread`, `Time`,
-//! `Stream` and `Location`; further ones are passed over. RMM's logs fit, with their header or without, and so do those of
-//! its first releases (`Event Type`, `Address`, `Size (bytes)`). gzip is told by its first bytes. Windows line ends, a byte
-//! order mark, blank lines and headers that come again are no matter.
+//! `Stream`, `Location` and `Device`; further ones are passed over, and one of these that is there twice is an error. RMM's
+//! logs fit, with their header or without, and so do those of its first releases (`Event Type`, `Address`, `Size (bytes)`).
+//! gzip is told by its first bytes. Windows line ends, a byte order mark, blank lines and headers that come again are no
+//! matter.
 //!
 //! A row that makes no sense ends the reading with its line and the reason, or is counted where the reader is
-//! [lenient](Reader::lenient). Memory is that of one line.
+//! [lenient](Reader::lenient); so does a row of another device than the first row's, for one pointer may be live on both.
+//! Memory is that of one line.
 //!
 //! ```
 //! use metrale_ledger::plan::Plan;

@@ -166,6 +166,31 @@ fn the_sizes_at_the_peak_are_known_afterwards() {
     assert_eq!((orders.planned_bytes, orders.arena_bytes), (16 * MIB, 12 * MIB));
 }
 
+/// Four of 1 MiB fill two chunks; with every second gone, two of 1 MiB + 512 find no hole, though as many bytes are free.
+#[test]
+fn what_lies_in_gaps_that_frees_left_is_no_matter_of_order() {
+    let mut plan = Plan::h200();
+    for id in 0..4 {
+        plan.alloc(id, MIB, None).unwrap();
+    }
+    assert_eq!(plan.summary().peak_resident.frees_before, 0);
+    plan.free(1).unwrap();
+    plan.free(3).unwrap();
+    for id in 4..6 {
+        plan.alloc(id, MIB + 512, None).unwrap();
+    }
+    let summary = plan.summary();
+    assert_eq!((summary.peak_resident.bytes, summary.peak_resident.frees_before), (8 * MIB, 2));
+    let saved = plan.orders().unwrap().best().unwrap().1;
+    // The very order in which those live at the peak were allocated takes as little, where nothing went before.
+    let mut afresh = Plan::h200();
+    for (id, bytes) in [(0, MIB), (2, MIB), (4, MIB + 512), (5, MIB + 512)] {
+        afresh.alloc(id, bytes, None).unwrap();
+    }
+    assert_eq!(8 * MIB - afresh.resident_bytes(), saved);
+    assert_eq!(afresh.orders().unwrap().best(), None);
+}
+
 #[test]
 fn a_million_live_take_under_200_bytes_each() {
     let mut plan = Plan::h200();

@@ -368,6 +368,134 @@ fn gzip_is_told_by_its_magic_and_may_have_members() {
 }
 
 #[test]
+fn a_cut_gzip_log_gives_a_lenient_reader_what_could_be_read_and_the_line_it_broke_off_at() {
+    let rows: String = (1..=2000).map(|n| format!("allocate,{n:x},{n}\n")).collect();
+    let gzip = |text: &str| {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(text.as_bytes()).unwrap();
+        encoder.finish().unwrap()
+    };
+    let whole = gzip(&format!("Action,Pointer,Size\n{rows}"));
+    let mut damaged = whole.clone();
+    damaged[whole.len() / 2..].fill(0xff);
+    for broken in [&whole[..whole.len() / 2], &damaged] {
+        let mut reader = Reader::new(broken).unwrap().lenient(true);
+        let lines: Vec<u64> = reader.by_ref().map(|row| row.unwrap().line).collect();
+        let read = lines.len() as u64;
+        assert!(read > 10 && read < 2000, "{read}");
+        assert_eq!(reader.skipped().count, 0);
+        match reader.broke_off() {
+            Some(TraceError::Io { line, .. }) => {
+                assert_eq!(*line, read + 2, "behind the header and those read")
+            }
+            other => panic!("{other:?}"),
+        }
+        let (strict, error) = strict_error(broken);
+        assert_eq!(strict as u64, read, "a strict reader has read as many");
+        assert!(error.starts_with(&format!("line {}: the log cannot be read on: ", read + 2)), "{error}");
+    }
+    // Where not even a header could be read, there is nothing to make do with.
+    let mut reader = Reader::new(&whole[..12]).unwrap().lenient(true);
+    assert!(matches!(reader.next(), Some(Err(TraceError::Io { line: 1, .. }))));
+    assert!(reader.broke_off().is_none());
+}
+
+#[test]
+fn rows_of_another_device_end_it_or_are_left_out() {
+    for (column, one, other) in [
+        ("Device ID", "0", "1"),
+        ("device", "0", "7"),
+        ("Device", "cuda:0", "cuda:1"),
+        ("DEVICE ID", "1", "0"),
+    ] {
+        let log = format!(
+            "Action,Pointer,Size,{column}\nallocate,0x10,100,{one}\nallocate,0x10,200,{other}\n\
+             free,0x10,0,{one}\nfree,0x10,0,{other}\nallocate,0x20,5,{one}\nallocate,zzz,5,{other}\n"
+        );
+        let (rows, error) = strict_error(log.as_bytes());
+        assert_eq!(
+            (rows, error),
+            (
+                1,
+                format!(
+                    "line 3: the row is of device {other}, and those before are of device {one}: \
+                     give the rows of one device at a time"
+                )
+            )
+        );
+        let lenient = read(log.as_bytes());
+        assert!(lenient.findings.is_empty(), "{:?}", lenient.findings);
+        assert_eq!(lenient.live(), (5, 1, 100));
+        assert_eq!(lenient.skipped.len(), 1, "the others are counted");
+        let mut reader = Reader::new(log.as_bytes()).unwrap().lenient(true);
+        assert_eq!(reader.by_ref().count(), 3);
+        assert_eq!((reader.skipped().count, reader.skipped().of_other_devices), (3, 3));
+    }
+    // One device, however it is written and where it is not.
+    let log = b"Device ID,Action,Pointer,Size\n3,allocate,1,8\n,allocate,2,8\n0x3,free,1,8\n03,free,2,8\n";
+    assert_eq!(read_clean(log).live(), (0, 0, 16));
+}
+
+#[test]
+fn a_column_that_is_there_twice_is_named_and_not_guessed_at() {
+    for (header, name, first, second) in [
+        ("Action,Pointer,Size,Size", "Size", 3, 4),
+        ("ptr,Action,SIZE,size,Pointer", "SIZE", 3, 4),
+        ("Stream,Action,Pointer,Size,Stream", "Stream", 1, 5),
+        ("Action,Action,Pointer,Size", "Action", 1, 2),
+    ] {
+        let log = format!("{header}\nallocate,0x10,100,200,1\n");
+        let (_, error) = strict_error(log.as_bytes());
+        let twice = format!(
+            "the header names {name:?} twice, as columns {first} and {second}: rename the one that does not count"
+        );
+        assert_eq!(error, format!("line 1: {twice}"));
+        assert!(!Reader::new(log.as_bytes()).unwrap().lenient(true).any(|row| row.is_ok()));
+        // One that comes later, as where logs are joined.
+        let later = format!("Action,Pointer,Size\nallocate,1,1\n{header}\n");
+        assert_eq!(strict_error(later.as_bytes()), (1, format!("line 3: {twice}")));
+    }
+    // Two names that may stand for one column: the first of those that are asked for.
+    let log = read_clean(b"Bytes,Event,Address,Action,Pointer,Size\n7,free,0x99,allocate,0x10,64\n");
+    assert_eq!(log.live(), (64, 1, 64));
+    // What nobody reads may come twice.
+    assert_eq!(read_clean(b"Action,Note,Pointer,Note,Size\nallocate,a,1,b,64\n").live(), (64, 1, 64));
+}
+
+#[test]
+fn one_is_said_in_the_singular() {
+    assert_eq!(
+        strict_error(b"Action,Pointer,Size\nfree\n").1,
+        "line 2: the row has 1 column, too few for this header"
+    );
+    let log =
+        read_clean(b"Action,Pointer,Size\nallocate,1,1\nallocate,1,1\nfree,1,5\nallocate,2,5\nfree,2,1\n");
+    let said: Vec<_> = log.findings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        said,
+        [
+            "line 3: 0x1 is allocated with 1 byte, but is already live (1 byte, from line 2)",
+            "line 4: 0x1 is freed as 5 bytes and was allocated with 1",
+            "line 6: 0x2 is freed as 1 byte and was allocated with 5"
+        ]
+    );
+    let mut plan = Plan::h200();
+    plan.alloc(1, 1, None).unwrap();
+    assert!(plan.summary().to_string().starts_with("1 allocation of 1 B in all, 0 frees, 1 operation\n"));
+}
+
+#[test]
+fn rows_that_ask_for_nothing_are_counted() {
+    let log = read_clean(
+        b"Action,Pointer,Size\nallocate,0,0\nfree,0,0\nfree,(nil),9\nallocate,0x10,0\nfree,0x10,0\nallocate,0x20,5\n\
+          allocate failure,,7\n",
+    );
+    let (totals, planned) = (log.follow.totals(), log.plan.summary());
+    assert_eq!((totals.nothing, totals.failures), (3, 1));
+    assert_eq!(planned.allocations + planned.frees + totals.nothing + totals.failures, planned.operations);
+}
+
+#[test]
 fn a_recorded_run_reads_whole() {
     let rows: Result<Vec<Row>, _> =
         Reader::new(include_bytes!("data/random-1.csv.gz").as_slice()).unwrap().collect();

@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use crate::args::DiffArgs;
 use crate::model::ShownPath;
 use crate::render::diff::DiffReport;
-use crate::render::failure::Failed;
+use crate::render::failure::{Failed, Input};
 use crate::{Console, Exit, answered, snapshot_file};
 
 /// Runs the command.
 pub fn run(args: &DiffArgs, console: &mut Console<'_>) -> Exit {
     let read = |path: &PathBuf| {
-        snapshot_file::read(path).map_err(|error| Failed::new(ShownPath(path).to_string(), &error.into()))
+        snapshot_file::read(path)
+            .map_err(|error| Failed::new(Input::Snapshot(ShownPath(path).to_string()), &error.into()))
     };
     match read(&args.before).and_then(|before| Ok((before, read(&args.after)?))) {
         Ok((before, after)) => {

@@ -7,10 +7,11 @@ use std::time::Instant;
 use anyhow::Context;
 use metrale_cuda_backend::{DevicePtr, MetraleCudaBackend, PackedArena, Uploader};
 
+use crate::allocation_log::{LogError, begins_as_log};
 use crate::args::LoadArgs;
-use crate::model::{Catalogue, ModelInput, Shown, ShownPath, TensorSpec, label_text, scope_of};
+use crate::model::{Catalogue, InputError, ModelInput, Shown, ShownPath, TensorSpec, label_text, scope_of};
 use crate::moment::Moment;
-use crate::render::failure::Failed;
+use crate::render::failure::{Failed, Input};
 use crate::render::load::{LoadReport, ModelNames, Shortage};
 use crate::{Console, Exit, answered, concluded, host_room, outputs, snapshot_file};
 
@@ -23,7 +24,17 @@ pub fn run(args: &LoadArgs, console: &mut Console<'_>) -> Exit {
         Ok(input) => input,
         Err(error) => {
             let named = asked_for(&args.files, args.model.as_deref());
-            return Failed::new(named, &error.into()).say(args.json, console);
+            let error = match &error {
+                InputError::File { path, .. }
+                | InputError::Index { path, .. }
+                | InputError::IndexNotAlone(path)
+                    if begins_as_log(path) =>
+                {
+                    LogError::IsLog(path.clone()).into()
+                }
+                _ => error.into(),
+            };
+            return Failed::new(Input::Model(named), &error).say(args.json, console);
         }
     };
     if input.files().is_empty() && args.verify > 0 {
@@ -34,7 +45,7 @@ pub fn run(args: &LoadArgs, console: &mut Console<'_>) -> Exit {
     }
     match load(args, &input, console) {
         Ok(report) => concluded(&report, report.exit(), report.error.as_ref(), args.json, console),
-        Err(error) => Failed::new(input.title(), &error).say(args.json, console),
+        Err(error) => Failed::new(Input::Model(input.title().to_owned()), &error).say(args.json, console),
     }
 }
 

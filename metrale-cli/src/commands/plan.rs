@@ -6,13 +6,14 @@ use std::path::Path;
 use metrale_ledger::plan::{Plan, Step};
 use metrale_ledger::trace::Follow;
 
-use crate::allocation_log::{AllocationLog, LogError, LogNotes, is_log};
+use crate::allocation_log::{AllocationLog, LogError, is_log};
 use crate::args::PlanArgs;
 use crate::commands::load::asked_for;
 use crate::model::{ModelInput, ShownPath, scope_of};
 use crate::per_op::PerOp;
-use crate::render::failure::Failed;
-use crate::render::plan::{Fit, PlanReport};
+use crate::render::failure::{Failed, Input};
+use crate::render::plan::{Fit, OfLog, PlanReport};
+use crate::render::still_live::LiveAllocation;
 use crate::{Console, Exit, concluded, outputs};
 
 /// Runs the command.
@@ -21,7 +22,9 @@ pub fn run(args: &PlanArgs, console: &mut Console<'_>) -> Exit {
         Ok(report) => concluded(&report, report.exit(), None, args.json, console),
         Err(error) => {
             let asked_for = asked_for(&args.files, args.model.as_deref());
-            Failed::new(asked_for, &error).say(args.json, console)
+            let is_log = args.files.iter().any(|path| is_log(path));
+            let input = if is_log { Input::Log(asked_for) } else { Input::Model(asked_for) };
+            Failed::new(input, &error).say(args.json, console)
         }
     }
 }
@@ -31,11 +34,7 @@ fn plan(args: &PlanArgs, console: &mut Console<'_>) -> anyhow::Result<PlanReport
         if args.files.len() > 1 {
             return Err(LogError::NotAlone(log.clone()).into());
         }
-        let (planned, notes) = plan_log(log, args)?;
-        for remark in notes.remarks() {
-            console.remark(remark);
-        }
-        planned
+        plan_log(log, args, console)?
     } else {
         let input = ModelInput::open(&args.files, args.model.as_deref())?;
         outputs::check(&[("--per-op", args.per_op.as_deref())], input.paths(&args.files))?;
@@ -55,15 +54,15 @@ fn plan(args: &PlanArgs, console: &mut Console<'_>) -> anyhow::Result<PlanReport
     let orders = planned.plan.orders()?;
     Ok(PlanReport::new(planned.title, &planned.plan.summary(), orders, fit)
         .listing(args.top)
-        .at_line(planned.peak_line))
+        .of_log(planned.of_log))
 }
 
 /// What was planned, and under which name.
 struct Planned {
     title: String,
     plan: Plan,
-    /// The line of the log with the resident peak.
-    peak_line: Option<u64>,
+    /// What only a log has.
+    of_log: Option<OfLog>,
 }
 
 /// Plans a model as it is loaded: every tensor that has bytes, in the input's order, under its scope.
@@ -75,16 +74,16 @@ fn plan_model(input: &ModelInput, args: &PlanArgs) -> anyhow::Result<Planned> {
         write(&mut table, step)?;
     }
     finish(table)?;
-    Ok(Planned { title: input.title().to_owned(), plan, peak_line: None })
+    Ok(Planned { title: input.title().to_owned(), plan, of_log: None })
 }
 
-/// Plans a log, row by row.
-fn plan_log(path: &Path, args: &PlanArgs) -> anyhow::Result<(Planned, LogNotes)> {
+/// Plans a log, row by row, and says what was odd about it.
+fn plan_log(path: &Path, args: &PlanArgs, console: &mut Console<'_>) -> anyhow::Result<Planned> {
     let mut log = AllocationLog::open(path, args.lenient)?;
     outputs::check(&[("--per-op", args.per_op.as_deref())], [path])?;
     let mut table = table(args)?;
     let (mut plan, mut follow) = (Plan::h200(), Follow::new());
-    let (mut peak, mut peak_line) = (0, None);
+    let (mut live, mut resident) = (Highest::default(), Highest::default());
     while let Some(row) = log.next_row()? {
         let step = match follow.row(&row, &mut plan) {
             Ok(followed) => {
@@ -103,14 +102,47 @@ fn plan_log(path: &Path, args: &PlanArgs) -> anyhow::Result<(Planned, LogNotes)>
                 }
             }
         };
-        if step.resident_bytes > peak {
-            (peak, peak_line) = (step.resident_bytes, Some(row.line));
-        }
+        live.see(step.live_bytes, row.line);
+        resident.see(step.resident_bytes, row.line);
         write(&mut table, step)?;
     }
     let notes = log.into_notes()?;
     finish(table)?;
-    Ok((Planned { title: ShownPath(path).to_string(), plan, peak_line }, notes))
+    for remark in notes.remarks() {
+        console.remark(remark);
+    }
+    let still_live = follow.live_unordered().map(|row| LiveAllocation {
+        address: row.pointer,
+        bytes: row.bytes,
+        line: row.line,
+    });
+    let totals = follow.totals();
+    let of_log = OfLog {
+        live_line: live.line,
+        resident_line: resident.line,
+        failures: totals.failures,
+        nothing: totals.nothing,
+        skipped: notes.skipped(),
+        findings: notes.findings().clone(),
+        names_lines: notes.names_lines(),
+        live_at_end: still_live.collect(),
+    };
+    Ok(Planned { title: ShownPath(path).to_string(), plan, of_log: Some(of_log) })
+}
+
+/// The highest figure so far, and the line of the log that made it.
+#[derive(Default)]
+struct Highest {
+    bytes: u64,
+    line: Option<u64>,
+}
+
+impl Highest {
+    fn see(&mut self, bytes: u64, line: u64) {
+        if bytes > self.bytes {
+            *self = Self { bytes, line: Some(line) };
+        }
+    }
 }
 
 fn table(args: &PlanArgs) -> anyhow::Result<Option<PerOp>> {

@@ -11,8 +11,8 @@ use crate::args::ReplayArgs;
 use crate::model::ShownPath;
 use crate::moment::Moment;
 use crate::per_op::PerOp;
-use crate::render::failure::Failed;
-use crate::render::load::Shortage;
+use crate::render::failure::{Failed, Input};
+use crate::render::load::{Count, Shortage};
 use crate::render::replay::ReplayReport;
 use crate::replayed::Replayed;
 use crate::script::{Act, Operation, Script};
@@ -25,7 +25,9 @@ const BETWEEN_TICKS: usize = 1024;
 pub fn run(args: &ReplayArgs, console: &mut Console<'_>) -> Exit {
     match replay(args, console) {
         Ok(report) => concluded(&report, report.exit(), report.error.as_ref(), args.json, console),
-        Err(error) => Failed::new(ShownPath(&args.log).to_string(), &error).say(args.json, console),
+        Err(error) => {
+            Failed::new(Input::Log(ShownPath(&args.log).to_string()), &error).say(args.json, console)
+        }
     }
 }
 
@@ -81,7 +83,11 @@ fn measure(
     let report =
         ReplayReport::new(ShownPath(&args.log).to_string(), backend, &peak, &end, args.top, args.min_mb);
     let unexplained_rows = has_table.then_some(done.unexplained_rows);
-    Ok(report.did(&done, seconds, unexplained_rows).of_log(&script.totals, notes).ended(shortage))
+    Ok(report
+        .did(&done, seconds, unexplained_rows)
+        .leaving(script.live_after(done.operations))
+        .of_log(&script.totals, notes)
+        .ended(shortage))
 }
 
 /// A replay under way.
@@ -153,7 +159,7 @@ impl Run<'_> {
             self.scope = label.map(|label| (label, self.backend.scope(&labels[label])));
         }
         if bytes > 0 {
-            let about = || format!("line {line}: allocating {bytes} bytes");
+            let about = || format!("line {line}: allocating {}", Count(bytes, "byte"));
             let bytes = usize::try_from(bytes).with_context(about)?;
             self.held[place] = self.backend.alloc(bytes).with_context(about)?;
         }

@@ -3,7 +3,7 @@
 
 use crate::args::ReportArgs;
 use crate::model::ShownPath;
-use crate::render::failure::Failed;
+use crate::render::failure::{Failed, Input};
 use crate::render::report::SnapshotReport;
 use crate::{Console, Exit, answered, snapshot_file};
 
@@ -16,7 +16,8 @@ pub fn run(args: &ReportArgs, console: &mut Console<'_>) -> Exit {
             answered(printed, console)
         }
         Err(error) => {
-            Failed::new(ShownPath(&args.snapshot).to_string(), &error.into()).say(args.json, console)
+            let input = Input::Snapshot(ShownPath(&args.snapshot).to_string());
+            Failed::new(input, &error.into()).say(args.json, console)
         }
     }
 }

@@ -84,6 +84,11 @@ pub(super) fn by_suffix(path: &Path) -> Option<Foreign> {
     }
 }
 
+/// Whether a file that holds nothing was to be a model, by its name.
+pub(super) fn is_named_model(path: &Path) -> bool {
+    has_suffix(path, &["safetensors", "json"]) || by_suffix(path).is_some()
+}
+
 /// Whether the file is JSON text. A safetensors file whose length happens to begin with `{` has zeros behind it.
 pub(super) fn is_json_text(head: &[u8]) -> bool {
     let text = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head);

@@ -283,6 +283,9 @@ pub(crate) fn is_model(head: &[u8], path: &Path) -> bool {
     // Only text has no control characters but line breaks and tabs.
     let is_text = !head.iter().any(|&b| b < b' ' && !matches!(b, b'\t' | b'\n' | b'\r'));
     // An index is an object; a bracket begins many a line of other programs' output, in which a log may stand.
+    if head.is_empty() {
+        return foreign::is_named_model(path);
+    }
     let is_object = foreign::is_json_text(head) && !head.trim_ascii_start().starts_with(b"[");
     !head.starts_with(GZIP) && (!is_text || is_object || foreign::recognize(head, path).is_some())
 }

@@ -8,7 +8,7 @@ use metrale_driver_sys::CUDA_ERROR_OUT_OF_MEMORY;
 use serde::Serialize;
 
 use crate::model::InputError;
-use crate::{Console, Exit, LogError, NoHostRoom, OutputError, SnapshotError};
+use crate::{Console, Exit, LogError, NoHostRoom, OutputError, PerOpError, SnapshotError};
 
 /// The `kind` of an error that another input would mend.
 const BAD_INPUT: &str = "bad_input";
@@ -18,10 +18,23 @@ pub(crate) const OUT_OF_MEMORY: &str = "out_of_memory";
 /// What a command answers where it came to no account at all.
 #[derive(Debug, Serialize)]
 pub struct Failed {
-    /// The model: a path, a number of files, or the catalogue's name; for a log, its path.
-    pub model: String,
+    /// What was asked for.
+    #[serde(flatten)]
+    pub input: Input,
     /// What happened.
     pub error: Failure,
+}
+
+/// What a command was asked for, in the field in which its account would name it.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Input {
+    /// A model: a path, a number of files, or the catalogue's name.
+    Model(String),
+    /// A log's path.
+    Log(String),
+    /// A snapshot's path.
+    Snapshot(String),
 }
 
 /// Why there is no account.
@@ -34,7 +47,7 @@ pub struct Failure {
 }
 
 impl Failed {
-    pub(crate) fn new(model: impl Into<String>, error: &anyhow::Error) -> Self {
+    pub(crate) fn new(input: Input, error: &anyhow::Error) -> Self {
         // A context that does not fit is memory too, though the host says it with the driver's status alone.
         let no_room_for_a_context = error
             .downcast_ref::<HostError>()
@@ -45,6 +58,7 @@ impl Failed {
         let bad_input = error.is::<InputError>()
             || error.is::<LogError>()
             || error.is::<OutputError>()
+            || error.downcast_ref().is_some_and(PerOpError::is_bad_input)
             || error.downcast_ref().is_some_and(SnapshotError::is_bad_input);
         let kind = if bad_input {
             BAD_INPUT
@@ -53,7 +67,7 @@ impl Failed {
         } else {
             "failed"
         };
-        Self { model: model.into(), error: Failure { kind, message: format!("{error:#}") } }
+        Self { input, error: Failure { kind, message: format!("{error:#}") } }
     }
 
     /// Says it, on both outputs where the answer is to be JSON.
@@ -90,7 +104,7 @@ mod tests {
 
     fn failure(status: CUresult) -> Failed {
         let error = DriverError { function: DriverFn::cuDevicePrimaryCtxRetain, status };
-        Failed::new("gpt2", &HostError::Context { ordinal: 0, error }.into())
+        Failed::new(Input::Model("gpt2".to_owned()), &HostError::Context { ordinal: 0, error }.into())
     }
 
     #[test]

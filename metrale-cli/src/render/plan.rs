@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What `metrale plan` answers.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use metrale_ledger::ByteSize;
@@ -8,7 +9,10 @@ use metrale_ledger::plan::{Holder, Orders, Summary};
 use serde::Serialize;
 
 use crate::Exit;
+use crate::allocation_log::NAMES_NO_LINES;
+use crate::render::besides::Besides;
 use crate::render::load::{Count, Line};
+use crate::render::still_live::StillLive;
 
 /// The memory that a plan is held against.
 #[derive(Debug)]
@@ -17,6 +21,34 @@ pub struct Fit {
     pub into: String,
     /// Its bytes.
     pub bytes: u64,
+}
+
+/// What a plan of a log has that one of a model lacks.
+#[derive(Debug, Default, Serialize)]
+pub struct OfLog {
+    /// What it never frees.
+    pub live_at_end: StillLive,
+    /// The line with the live peak.
+    #[serde(skip)]
+    pub(crate) live_line: Option<u64>,
+    /// The line with the resident peak.
+    #[serde(skip)]
+    pub(crate) resident_line: Option<u64>,
+    /// Allocations that had failed when it was written.
+    #[serde(skip)]
+    pub(crate) failures: u64,
+    /// Rows that ask for nothing.
+    #[serde(skip)]
+    pub(crate) nothing: u64,
+    /// Rows passed over.
+    #[serde(skip)]
+    pub(crate) skipped: u64,
+    /// Odd rows by what was odd.
+    #[serde(skip)]
+    pub(crate) findings: BTreeMap<&'static str, u64>,
+    /// Whether a row names a source line.
+    #[serde(skip)]
+    pub(crate) names_lines: bool,
 }
 
 /// What will be taken. All `_bytes` are bytes.
@@ -38,6 +70,9 @@ pub struct PlanReport {
     pub arena_resident_bytes: u64,
     /// Whether the peak fits; `null` where there was nothing to hold it against.
     pub fits: Option<bool>,
+    /// What only a log has.
+    #[serde(flatten)]
+    pub of_log: Option<OfLog>,
     #[serde(skip)]
     text: Text,
 }
@@ -51,7 +86,7 @@ struct Text {
     end_live_count: u64,
     live_operation: Option<u64>,
     resident_operation: Option<u64>,
-    resident_line: Option<u64>,
+    frees_before_peak: u64,
     rounding_bytes: u64,
     hole_bytes: u64,
     holders: Vec<Holder>,
@@ -72,6 +107,7 @@ impl PlanReport {
             end_resident_bytes: summary.end_resident_bytes,
             arena_resident_bytes: summary.arena_resident_bytes,
             fits: fit.as_ref().map(|fit| summary.fits(fit.bytes)),
+            of_log: None,
             text: Text {
                 title,
                 operations: summary.operations,
@@ -79,7 +115,7 @@ impl PlanReport {
                 end_live_count: summary.end_live_count,
                 live_operation: summary.peak_live.operation,
                 resident_operation: peak.operation,
-                resident_line: None,
+                frees_before_peak: peak.frees_before,
                 rounding_bytes: peak.classes.iter().map(|class| class.rounding_bytes).sum(),
                 hole_bytes: peak.hole_bytes,
                 holders: peak.holders.clone(),
@@ -95,9 +131,8 @@ impl PlanReport {
         self
     }
 
-    pub(crate) fn at_line(mut self, line: Option<u64>) -> Self {
-        self.text.resident_line = line;
-        self
+    pub(crate) fn of_log(self, of_log: Option<OfLog>) -> Self {
+        Self { of_log, ..self }
     }
 
     /// How the program ends with this answer.
@@ -118,6 +153,14 @@ impl PlanReport {
             saved => writeln!(f, "one arena for all of it would save {} of the peak", ByteSize(saved))?,
         }
         match self.text.orders.best() {
+            // Afresh, any order is without the gaps that frees left: what is saved is not the order's alone.
+            Some((order, saved)) if self.text.frees_before_peak > 0 => writeln!(
+                f,
+                "what is live at the peak, allocated afresh, {}, would take {} less, without the gaps that earlier \
+                 frees left; the order alone may save less of it, or nothing",
+                order.name(),
+                ByteSize(saved)
+            ),
             Some((order, saved)) => writeln!(
                 f,
                 "{} allocated {} would save {} of the peak",
@@ -142,14 +185,20 @@ impl fmt::Display for PlanReport {
             Count(text.frees, "free"),
             Count(text.operations, "operation")
         )?;
+        if let Some(OfLog { failures, nothing, skipped, findings, .. }) = &self.of_log {
+            let (failures, nothing, skipped) = (*failures, *nothing, *skipped);
+            write!(f, "{}", Besides { failures, nothing, skipped, findings })?;
+        }
+        let (live_line, resident_line) =
+            self.of_log.as_ref().map_or((None, None), |log| (log.live_line, log.resident_line));
         let at = |operation: Option<u64>, line: Option<u64>| match (operation, line) {
             (Some(operation), Some(line)) => format!(", at operation {operation} (line {line})"),
             (Some(operation), None) => format!(", at operation {operation}"),
             (None, _) => String::new(),
         };
         let rows = [
-            ("peak live", self.peak_live_bytes, at(text.live_operation, None)),
-            ("peak resident", self.peak_resident_bytes, at(text.resident_operation, text.resident_line)),
+            ("peak live", self.peak_live_bytes, at(text.live_operation, live_line)),
+            ("peak resident", self.peak_resident_bytes, at(text.resident_operation, resident_line)),
             ("  rounded up", text.rounding_bytes, String::new()),
             ("  holes in chunks", text.hole_bytes, String::new()),
             ("end live", self.end_live_bytes, format!(", in {}", Count(text.end_live_count, "allocation"))),
@@ -172,6 +221,12 @@ impl fmt::Display for PlanReport {
                 let size = ByteSize(bytes).to_string();
                 writeln!(f, "{size:>14}  x{count:<7} in {} more", rest.len())?;
             }
+        }
+        if let Some(of_log) = &self.of_log {
+            if !of_log.names_lines && self.allocations > 0 {
+                writeln!(f, "\n{NAMES_NO_LINES}")?;
+            }
+            write!(f, "{}", of_log.live_at_end)?;
         }
         writeln!(f)?;
         self.savings(f)?;

@@ -10,9 +10,11 @@ use metrale_ledger::trace::LogTotals;
 use serde::Serialize;
 
 use crate::Exit;
-use crate::allocation_log::LogNotes;
+use crate::allocation_log::{LogNotes, NAMES_NO_LINES};
 use crate::moment::Moment;
+use crate::render::besides::Besides;
 use crate::render::load::{Count, Line, ScopeLine, Shortage, SiteLine};
+use crate::render::still_live::StillLive;
 use crate::replayed::Replayed;
 
 /// The account of a replay. All `_bytes` are bytes.
@@ -34,10 +36,16 @@ pub struct ReplayReport {
     pub frees: u64,
     /// Allocations that had failed when the log was written; nothing is done for them.
     pub failures_in_log: u64,
+    /// Rows of the log that ask for nothing: frees of null, and allocations of no bytes at null.
+    pub nothing_rows: u64,
     /// Rows that made no sense and were passed over.
     pub skipped_rows: u64,
     /// Odd rows by what was odd: `double_free`, `unknown_free`, `already_live`, `size_differs`, `other_stream`.
     pub findings: BTreeMap<&'static str, u64>,
+    /// The lines of the first ten of each of these.
+    pub finding_lines: BTreeMap<&'static str, Vec<u64>>,
+    /// What is live after the last operation (or, out of memory, the last that fitted).
+    pub live_at_end: StillLive,
     /// Wall time of the operations, in seconds.
     pub seconds: f64,
     /// When the most was live.
@@ -60,6 +68,8 @@ pub struct ReplayReport {
     pub swept_allocations: usize,
     /// Why the log was not done to its end; `null` where it was.
     pub error: Option<Shortage>,
+    #[serde(skip)]
+    names_lines: bool,
 }
 
 /// What was held at one moment.
@@ -121,8 +131,11 @@ impl ReplayReport {
             allocations: 0,
             frees: 0,
             failures_in_log: 0,
+            nothing_rows: 0,
             skipped_rows: 0,
             findings: BTreeMap::new(),
+            finding_lines: BTreeMap::new(),
+            live_at_end: StillLive::default(),
             seconds: 0.0,
             peak: HeldThen::of(peak, top, min_mb),
             end: HeldThen::of(&end.snapshot, top, min_mb),
@@ -134,6 +147,7 @@ impl ReplayReport {
             device_total_bytes: end.total_bytes,
             swept_allocations: 0,
             error: None,
+            names_lines: true,
         }
     }
 
@@ -148,10 +162,17 @@ impl ReplayReport {
     pub(crate) fn of_log(self, totals: &LogTotals, notes: &LogNotes) -> Self {
         Self {
             failures_in_log: totals.failures,
+            nothing_rows: totals.nothing,
             skipped_rows: notes.skipped(),
             findings: notes.findings().clone(),
+            finding_lines: notes.finding_lines().clone(),
+            names_lines: notes.names_lines(),
             ..self
         }
+    }
+
+    pub(crate) fn leaving(self, live_at_end: StillLive) -> Self {
+        Self { live_at_end, ..self }
     }
 
     pub(crate) fn ended(self, error: Option<Shortage>) -> Self {
@@ -184,16 +205,13 @@ impl fmt::Display for ReplayReport {
             Count(self.frees, "free"),
             self.seconds
         )?;
-        for (count, what) in
-            [(self.failures_in_log, "allocation that failed then"), (self.skipped_rows, "row passed over")]
-        {
-            if count > 0 {
-                writeln!(f, "{count} x {what}")?;
-            }
-        }
-        for (kind, count) in &self.findings {
-            writeln!(f, "{count} x {}", kind.replace('_', " "))?;
-        }
+        let besides = Besides {
+            failures: self.failures_in_log,
+            nothing: self.nothing_rows,
+            skipped: self.skipped_rows,
+            findings: &self.findings,
+        };
+        write!(f, "{besides}")?;
         for (name, then) in [("peak", &self.peak), ("end", &self.end)] {
             write!(f, "\n{name}")?;
             if let (Some(operation), Some(line)) = (then.operation, then.line) {
@@ -201,6 +219,10 @@ impl fmt::Display for ReplayReport {
             }
             writeln!(f, ":\n{}", then.report.trim_end())?;
         }
+        if !self.names_lines && self.peak.allocations > 0 {
+            writeln!(f, "\n{NAMES_NO_LINES}")?;
+        }
+        write!(f, "{}", self.live_at_end)?;
         writeln!(f)?;
         writeln!(f, "{}", Line("peak resident", self.peak_resident_bytes as i64))?;
         writeln!(f, "{}", Line("driver used", self.driver_used_bytes))?;
@@ -210,7 +232,10 @@ impl fmt::Display for ReplayReport {
         writeln!(f, "{}", Line("driver free", self.device_free_bytes as i64))?;
         match self.unexplained_rows {
             Some(0) => writeln!(f, "after every row the driver had kept exactly what the ledger says")?,
-            Some(rows) => writeln!(f, "after {rows} rows the driver's figure was another than the ledger's")?,
+            Some(rows) => {
+                let rows = Count(rows, "row");
+                writeln!(f, "after {rows} the driver's figure was another than the ledger's")?;
+            }
             None => {}
         }
         write!(f, "after freeing all, a sweep found {}", Count(self.swept_allocations as u64, "allocation"))

@@ -106,7 +106,7 @@ impl fmt::Display for Orders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.best() {
             Some((order, saved)) => {
-                writeln!(f, "allocated {} they would take {} less", order.name(), ByteSize(saved))
+                writeln!(f, "allocated afresh, {}, they would take {} less", order.name(), ByteSize(saved))
             }
             None => writeln!(f, "no other order would take less"),
         }
@@ -114,7 +114,9 @@ impl fmt::Display for Orders {
 }
 
 impl Plan {
-    /// What the allocations that are live at the resident peak would take in another order. Costs as planning them does.
+    /// What the allocations that are live at the resident peak would take in another order, in a device with nothing else in
+    /// it. Where something was freed [before the peak](super::Peak::frees_before), they may take less in any order, their own
+    /// too: they then fill the holes that those frees left. Costs as planning them does.
     ///
     /// # Errors
     /// As [`Orders::of`]; not for what this plan has placed, unless another order takes more than 64 bits can count.

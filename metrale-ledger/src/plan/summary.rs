@@ -6,6 +6,7 @@ use std::fmt;
 use super::{Held, LIVE, Plan, RESIDENT, class_of};
 use crate::ByteSize;
 use crate::placement::PackingRule;
+use crate::report::counted;
 
 /// What one label holds at a peak.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +42,8 @@ pub struct Peak {
     pub bytes: u64,
     /// The number of the operation that made it, from 0; none where nothing was allocated.
     pub operation: Option<u64>,
+    /// Frees before it: where there were none, what nobody holds is due to sizes and their order alone.
+    pub frees_before: u64,
     /// Bytes live there, as asked for.
     pub live_bytes: u64,
     /// Bytes the device keeps there.
@@ -140,6 +143,7 @@ impl Plan {
         Peak {
             bytes: stand.bytes,
             operation: stand.operation,
+            frees_before: stand.frees,
             live_bytes,
             resident_bytes,
             holders,
@@ -171,11 +175,11 @@ impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{} allocations of {} in all, {} frees, {} operations",
-            self.allocations,
+            "{} of {} in all, {}, {}",
+            counted(self.allocations, "allocation"),
             ByteSize(self.requested_bytes),
-            self.frees,
-            self.operations
+            counted(self.frees, "free"),
+            counted(self.operations, "operation")
         )?;
         for (name, peak) in [("live", &self.peak_live), ("resident", &self.peak_resident)] {
             write!(
@@ -194,7 +198,7 @@ impl fmt::Display for Summary {
             f,
             "end: {} live in {}, {} resident",
             ByteSize(self.end_live_bytes),
-            crate::report::allocations(self.end_live_count),
+            counted(self.end_live_count, "allocation"),
             ByteSize(self.end_resident_bytes)
         )?;
         let peak = &self.peak_resident;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Which column is which, and what stands in them.
 
+use std::fmt;
+
 use super::row::Action;
 
 /// Where the columns are.
@@ -13,6 +15,7 @@ pub(super) struct Columns {
     pub(super) time: Option<usize>,
     pub(super) stream: Option<usize>,
     pub(super) location: Option<usize>,
+    pub(super) device: Option<usize>,
 }
 
 /// What a line is to the one who looks for a header.
@@ -20,10 +23,31 @@ pub(super) enum Header {
     Is(Columns),
     /// Names some columns, and lacks these.
     Lacks(Vec<&'static str>),
+    /// Names a column twice.
+    Twice(Twice),
     No,
 }
 
-/// Names of a column, in small letters; the first is the one to ask for.
+/// A column that a header names twice, so that none can tell which one counts.
+pub(super) struct Twice {
+    name: String,
+    first: usize,
+    second: usize,
+}
+
+impl fmt::Display for Twice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the header names {:?} twice, as columns {} and {}: rename the one that does not count",
+            self.name,
+            self.first + 1,
+            self.second + 1
+        )
+    }
+}
+
+/// Names of a column, in small letters; the first is the one to ask for, and counts before those behind it.
 const ACTION: &[&str] = &["action", "event type", "event"];
 const POINTER: &[&str] = &["pointer", "address", "ptr"];
 const BYTES: &[&str] = &["size", "size (bytes)", "bytes"];
@@ -38,15 +62,30 @@ impl Columns {
         bytes: 4,
         stream: Some(5),
         location: None,
+        device: None,
     };
 
     pub(super) fn of_header(cells: &[&str]) -> Header {
-        let find = |names: &[&str]| {
-            cells.iter().position(|cell| names.iter().any(|name| cell.trim().eq_ignore_ascii_case(name)))
+        let mut twice = None;
+        let mut find = |names: &[&str]| {
+            let of_name = |name: &&str| {
+                let mut found = cells
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, cell)| cell.trim().eq_ignore_ascii_case(name))
+                    .map(|(at, _)| at);
+                let first = found.next()?;
+                if let Some(second) = found.next() {
+                    let name = cells[first].trim().to_owned();
+                    twice.get_or_insert(Twice { name, first, second });
+                }
+                Some(first)
+            };
+            names.iter().find_map(of_name)
         };
         let needed = [find(ACTION), find(POINTER), find(BYTES)];
-        match needed {
-            [Some(action), Some(pointer), Some(bytes)] => Header::Is(Self {
+        let columns = match needed {
+            [Some(action), Some(pointer), Some(bytes)] => Self {
                 action,
                 pointer,
                 bytes,
@@ -54,13 +93,16 @@ impl Columns {
                 time: find(&["time", "start"]),
                 stream: find(&["stream"]),
                 location: find(&["location"]),
-            }),
-            [None, None, None] => Header::No,
+                device: find(&["device id", "device"]),
+            },
+            [None, None, None] => return Header::No,
             _ => {
                 let names = [ACTION[0], POINTER[0], BYTES[0]];
-                Header::Lacks(names.into_iter().zip(needed).filter(|n| n.1.is_none()).map(|n| n.0).collect())
+                let lacks = names.into_iter().zip(needed).filter(|n| n.1.is_none()).map(|n| n.0);
+                return Header::Lacks(lacks.collect());
             }
-        }
+        };
+        twice.map_or(Header::Is(columns), Header::Twice)
     }
 }
 

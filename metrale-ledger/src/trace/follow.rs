@@ -8,6 +8,7 @@ use super::row::{Action, Row};
 use crate::mixer::Mixer;
 use crate::placement::PlacementError;
 use crate::plan::{Plan, PlanError, Step};
+use crate::report::counted;
 
 /// Frees that are remembered at least, to tell a second free of one pointer from a free of an unknown one.
 const REMEMBERED_FREES: usize = 1 << 16;
@@ -64,7 +65,9 @@ impl fmt::Display for Finding {
         match kind {
             FindingKind::AlreadyLive { bytes: old, line } => write!(
                 f,
-                "{pointer:#x} is allocated with {bytes} bytes, but is already live ({old} bytes, from line {line})"
+                "{pointer:#x} is allocated with {}, but is already live ({}, from line {line})",
+                counted(*bytes, "byte"),
+                counted(*old, "byte")
             ),
             FindingKind::FreedBefore { line } => {
                 write!(f, "{pointer:#x} is freed, which line {line} has done before")
@@ -74,7 +77,11 @@ impl fmt::Display for Finding {
                 "{pointer:#x} is freed, but this log does not allocate it, or a free long before this one ended it"
             ),
             FindingKind::SizeDiffers { allocated } => {
-                write!(f, "{pointer:#x} is freed as {bytes} bytes and was allocated with {allocated}")
+                write!(
+                    f,
+                    "{pointer:#x} is freed as {} and was allocated with {allocated}",
+                    counted(*bytes, "byte")
+                )
             }
             FindingKind::OtherStream { allocated_on } => {
                 write!(
@@ -110,6 +117,8 @@ pub struct LogTotals {
     pub allocations: u64,
     /// Frees, of null too.
     pub frees: u64,
+    /// Rows among these that ask for nothing: allocations of no bytes at null, and frees of null.
+    pub nothing: u64,
     /// Allocations that failed.
     pub failures: u64,
     /// Bytes of the largest that failed.
@@ -170,6 +179,7 @@ impl Follow {
                 self.totals.allocations += 1;
                 self.totals.allocated_bytes = self.totals.allocated_bytes.saturating_add(row.bytes);
                 if row.pointer == 0 && row.bytes == 0 {
+                    self.totals.nothing += 1;
                     plan.pass()
                 } else {
                     if let Some(&old) = self.live.get(&row.pointer) {
@@ -188,6 +198,7 @@ impl Follow {
             Action::Free => {
                 self.totals.frees += 1;
                 if row.pointer == 0 {
+                    self.totals.nothing += 1;
                     plan.pass()
                 } else {
                     let (step, odd) = self.free(row, plan);
@@ -257,8 +268,13 @@ impl Follow {
 
     /// What is live, in the order in which it was allocated: at the end of a log, what was never freed.
     pub fn live(&self) -> Vec<LiveRow> {
-        let mut live: Vec<_> = self.live.values().copied().collect();
+        let mut live: Vec<_> = self.live_unordered().collect();
         live.sort_unstable_by_key(|row| row.line);
         live
+    }
+
+    /// As [`live`](Self::live), in no order: for sums, or for a few of very many.
+    pub fn live_unordered(&self) -> impl Iterator<Item = LiveRow> + '_ {
+        self.live.values().copied()
     }
 }

@@ -19,13 +19,28 @@ const FEW: usize = 16;
 /// Of a line that makes no sense, as much is shown.
 const SHOWN: usize = 60;
 
+/// Why a line is no row to be followed.
+struct Reason {
+    text: String,
+    /// It would be one, of another device.
+    is_device: bool,
+}
+
+impl From<String> for Reason {
+    fn from(text: String) -> Self {
+        Self { text, is_device: false }
+    }
+}
+
 /// What a lenient reader passed over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Skipped {
     /// How many lines.
     pub count: u64,
-    /// The first of them.
+    /// How many of them are rows of another device than the first row's.
+    pub of_other_devices: u64,
+    /// The first of them; of the rows of other devices, the first alone.
     pub first: Vec<RowError>,
 }
 
@@ -37,6 +52,10 @@ pub struct Reader<'a> {
     columns: Option<Columns>,
     lenient: bool,
     skipped: Skipped,
+    /// Where a lenient reader could not read on.
+    broke_off: Option<TraceError>,
+    /// The device of the first row that names one.
+    device: Option<Box<str>>,
     aliases: u64,
     first_time: Option<i64>,
     last_of_day: i64,
@@ -74,6 +93,8 @@ impl<'a> Reader<'a> {
             columns: None,
             lenient: false,
             skipped: Skipped::default(),
+            broke_off: None,
+            device: None,
             aliases: 0,
             first_time: None,
             last_of_day: 0,
@@ -82,7 +103,9 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Whether rows that make no sense are counted in [`skipped`](Self::skipped) instead of ending the reading.
+    /// Whether rows that make no sense, and rows of another device than the first row's, are counted in
+    /// [`skipped`](Self::skipped) instead of ending the reading; and whether a log that cannot be read to its end, such as a
+    /// gzip file that was cut, ends there as if it were whole, which [`broke_off`](Self::broke_off) then tells.
     #[must_use]
     pub fn lenient(mut self, lenient: bool) -> Self {
         self.lenient = lenient;
@@ -92,6 +115,11 @@ impl<'a> Reader<'a> {
     /// What was passed over so far.
     pub fn skipped(&self) -> &Skipped {
         &self.skipped
+    }
+
+    /// Where and why a lenient reader could not read on, behind rows that it could.
+    pub fn broke_off(&self) -> Option<&TraceError> {
+        self.broke_off.as_ref()
     }
 
     /// Rows so far whose action was written `deallocate`, which no known program does; taken as a free.
@@ -141,7 +169,7 @@ impl<'a> Reader<'a> {
         Ok(Some(ended))
     }
 
-    fn parse(&mut self, line: &str) -> Result<Option<Row>, String> {
+    fn parse(&mut self, line: &str) -> Result<Option<Row>, Reason> {
         let quoted;
         let many: Vec<&str>;
         let mut few = [""; FEW];
@@ -171,8 +199,9 @@ impl<'a> Reader<'a> {
                     return Ok(None);
                 }
                 Header::Lacks(names) => {
-                    return Err(format!("the header names no column {}", names.join(", nor ")));
+                    return Err(format!("the header names no column {}", names.join(", nor ")).into());
                 }
+                Header::Twice(twice) => return Err(twice.to_string().into()),
                 // A log without a header has its columns as its writer orders them.
                 Header::No if cells.len() == 6 && columns::action(cells[Columns::RMM.action]).is_some() => {
                     Columns::RMM
@@ -181,24 +210,33 @@ impl<'a> Reader<'a> {
                     return Err(format!(
                         "{:?} is neither a header that names Action, Pointer and Size nor a row",
                         excerpt(line)
-                    ));
+                    )
+                    .into());
                 }
             },
         };
         let cell = |at: usize| cells.get(at).copied();
-        let too_short = || format!("the row has {} columns, too few for this header", cells.len());
+        let too_short = || match cells.len() {
+            1 => "the row has 1 column, too few for this header".to_owned(),
+            many => format!("the row has {many} columns, too few for this header"),
+        };
         let written = cell(columns.action).ok_or_else(too_short)?;
         let Some(action) = columns::action(written) else {
             // Logs are joined, header and all; the next one's columns may be others.
-            if let Header::Is(columns) = Columns::of_header(cells) {
-                self.columns = Some(columns);
-                return Ok(None);
+            match Columns::of_header(cells) {
+                Header::Is(columns) => {
+                    self.columns = Some(columns);
+                    return Ok(None);
+                }
+                Header::Twice(twice) => return Err(twice.to_string().into()),
+                Header::Lacks(_) | Header::No => {}
             }
-            return Err(format!(
-                "the action {:?} is none of allocate, free, allocate failure",
-                excerpt(written)
-            ));
+            let written = excerpt(written);
+            return Err(format!("the action {written:?} is none of allocate, free, allocate failure").into());
         };
+        if let Some(device) = columns.device.and_then(cell).filter(|cell| !cell.is_empty()) {
+            self.check_device(device)?;
+        }
         let pointer = match cell(columns.pointer).ok_or_else(too_short)? {
             "" if action == Action::AllocateFailure => 0,
             written => columns::pointer(written)?,
@@ -224,6 +262,25 @@ impl<'a> Reader<'a> {
         }))
     }
 
+    /// One pointer may be live on two devices at once, so their rows are not followed together.
+    fn check_device(&mut self, device: &str) -> Result<(), Reason> {
+        let Some(first) = self.device.as_deref() else {
+            self.device = Some(device.into());
+            return Ok(());
+        };
+        let is_first = first == device
+            || columns::number(first).is_some_and(|first| columns::number(device) == Some(first));
+        if is_first {
+            return Ok(());
+        }
+        let reason = format!(
+            "the row is of device {}, and those before are of device {}: give the rows of one device at a time",
+            excerpt(device),
+            excerpt(first)
+        );
+        Err(Reason { text: reason, is_device: true })
+    }
+
     fn elapsed(&mut self, time: Time) -> i64 {
         let now = match time {
             Time::Since(now) => now,
@@ -239,7 +296,17 @@ impl<'a> Reader<'a> {
     }
 
     fn next_row(&mut self) -> Result<Option<Row>, TraceError> {
-        while let Some(ended) = self.read_line()? {
+        loop {
+            let ended = match self.read_line() {
+                Ok(Some(ended)) => ended,
+                Ok(None) => return Ok(None),
+                // What is no log at all stays an error, however lenient.
+                Err(error) if self.lenient && self.columns.is_some() => {
+                    self.broke_off = Some(error);
+                    return Ok(None);
+                }
+                Err(error) => return Err(error),
+            };
             let bytes = std::mem::take(&mut self.line);
             let parsed = self.parse_bytes(&bytes);
             self.line = bytes;
@@ -247,23 +314,24 @@ impl<'a> Reader<'a> {
                 Ok(Some(row)) => return Ok(Some(row)),
                 Ok(None) => {}
                 Err(reason) => {
-                    let error = RowError { line: self.number, reason, cut: !ended };
+                    let error = RowError { line: self.number, reason: reason.text, cut: !ended };
                     if !self.lenient {
                         return Err(TraceError::Row(error));
                     }
                     self.skipped.count += 1;
-                    if self.skipped.first.len() < REMEMBERED {
+                    self.skipped.of_other_devices += u64::from(reason.is_device);
+                    let is_said = reason.is_device && self.skipped.of_other_devices > 1;
+                    if !is_said && self.skipped.first.len() < REMEMBERED {
                         self.skipped.first.push(error);
                     }
                 }
             }
         }
-        Ok(None)
     }
 
-    fn parse_bytes(&mut self, bytes: &[u8]) -> Result<Option<Row>, String> {
+    fn parse_bytes(&mut self, bytes: &[u8]) -> Result<Option<Row>, Reason> {
         if bytes == b"\0" {
-            return Err(format!("longer than {LONGEST_LINE} bytes, so no row of a log"));
+            return Err(format!("longer than {LONGEST_LINE} bytes, so no row of a log").into());
         }
         let bytes =
             if self.number == 1 { bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes) } else { bytes };
