@@ -8,7 +8,8 @@ use std::sync::Arc;
 use crate::book::{Book, Class};
 use crate::misuse::{ForgetError, Recorded};
 use crate::page::Where;
-use crate::shared::{Shared, Total};
+use crate::published::Total;
+use crate::shared::Shared;
 use crate::{
     AllocKind, AllocRecord, Event, Mark, ScopeGuard, Snapshot, SubRange, SubRangeError, Whois, check, scope,
 };

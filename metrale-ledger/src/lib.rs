@@ -86,6 +86,7 @@ mod page;
 mod pages;
 pub mod placement;
 pub mod plan;
+mod published;
 mod record;
 mod report;
 mod residency;
