@@ -244,6 +244,7 @@ impl Book {
 
     /// Puts a record back that was taken off before a free the driver refused.
     pub(crate) fn restore(&mut self, addr: u64, record: &AllocRecord) -> Recorded {
+        self.leave_peak();
         self.meter.misuse.refused_frees += 1;
         self.graveyard.unbury(addr, record.index);
         self.device.shard_mut(addr >> PAGE_SHIFT).graveyard.unbury(addr, record.index);
@@ -347,6 +348,8 @@ impl Book {
             }
             found => {
                 let error = self.explain(addr, class, found);
+                // What goes wrong after a peak is none of it.
+                self.leave_peak();
                 self.meter.misuse.note_free(&error);
                 Err(error)
             }
@@ -519,6 +522,8 @@ impl Book {
     fn leave_peak(&mut self) {
         if self.meter.is_at_peak() {
             let pages = self.pages();
+            // As a snapshot taken there would have.
+            self.meter.note_resident(pages);
             self.meter.keep_peak(pages);
         }
     }

@@ -55,7 +55,8 @@ macro_rules! reads {
                 self.shared.read(Total::ChunkSlackBytes)
             }
 
-            /// The highest [`resident_bytes`](Self::resident_bytes) so far (seen at reads only, while allocations overlap).
+            /// The highest [`resident_bytes`](Self::resident_bytes) so far (seen at reads and at the peak only, from when an
+            /// allocation is recorded that overlaps another until it is gone).
             pub fn peak_resident_bytes(&self) -> usize {
                 self.shared.read(Total::PeakResidentBytes)
             }

@@ -344,7 +344,8 @@ impl Meter {
     /// Whether small allocations may be counted by the short way: with no lane open, and every total far from 64 bits.
     pub(crate) fn is_narrow(&self) -> bool {
         let (resident, missing) = (page_bytes(self.pages.device), -self.slack(self.pages));
-        let totals = [self.peak_bytes, self.peak_resident, self.live_bytes(), resident, missing];
+        let arenas = page_bytes(self.pages.arena_only);
+        let totals = [self.peak_bytes, self.peak_resident, self.live_bytes(), resident, missing, arenas];
         self.open == 0 && totals.iter().all(|total| *total < 1 << 62)
     }
 

@@ -794,6 +794,64 @@ fn the_peak_of_what_overlaps_is_kept_when_it_is_left() {
     assert_eq!(peak.groups, before.groups);
 }
 
+/// Who asks for a peak later is told what a snapshot there would have told, even if nobody took one: its pages are among
+/// those of the resident peak, and what went wrong after it is not among its misuse.
+#[test]
+fn a_peak_is_what_a_snapshot_there_would_have_told() {
+    const ADDR: u64 = 0x7f00_0000_0000;
+    let grow = |ledger: &Ledger| {
+        let site = Location::caller();
+        ledger.record(ADDR, 8 << 20, site);
+        // Overlaps, and makes a peak of three more pages that no read sees.
+        ledger.record(ADDR + (7 << 20), 6 << 20, site);
+    };
+    let seen = Ledger::new();
+    grow(&seen);
+    let there = seen.snapshot().totals;
+    assert_eq!((there.resident_bytes, there.peak_resident_bytes), (14 << 20, 14 << 20));
+    for leave in [
+        |ledger: &Ledger| assert!(ledger.forget(ADDR).is_some()),
+        |ledger: &Ledger| assert!(ledger.try_forget(ADDR + 1).is_err()),
+        |ledger: &Ledger| assert!(ledger.tag(ADDR, "weights")),
+    ] {
+        let unseen = Ledger::new();
+        grow(&unseen);
+        leave(&unseen);
+        unseen.drain();
+        assert_eq!(unseen.peak_snapshot().totals, there);
+    }
+    // The same where nothing overlaps.
+    let ledger = Ledger::new();
+    ledger.record(ADDR, 512, Location::caller());
+    let there = ledger.snapshot();
+    assert!(ledger.try_forget(ADDR + 1).is_err());
+    assert_eq!(ledger.peak_snapshot(), there);
+    // A refused free puts nothing back where the address is live again.
+    let ledger = Ledger::new();
+    ledger.record(ADDR, 512, Location::caller());
+    let gone = ledger.forget(ADDR).unwrap();
+    ledger.record(ADDR, 1024, Location::caller());
+    let there = ledger.snapshot();
+    assert!(ledger.restore(ADDR, &gone).misuse.is_some());
+    assert_eq!(ledger.peak_snapshot(), there);
+}
+
+/// An arena of a wrong size has nearly all pages there are, more than 64 bits count in bytes; what comes and goes in one of
+/// them leaves that as it is.
+#[test]
+fn an_arena_over_the_whole_address_space_keeps_its_pages() {
+    let ledger = Ledger::new();
+    ledger.record_as(0x1000, usize::MAX, Location::caller(), AllocKind::Arena);
+    assert_eq!(ledger.arena_resident_bytes(), usize::MAX);
+    for bytes in [512, 300] {
+        ledger.record(0x200, bytes, Location::caller());
+        assert_eq!(ledger.arena_resident_bytes(), usize::MAX - (2 << 20) + 1);
+        assert!(ledger.forget(0x200).is_some());
+        assert_eq!(ledger.arena_resident_bytes(), usize::MAX);
+        assert_eq!(ledger.snapshot().totals.arena_resident_bytes, u64::MAX);
+    }
+}
+
 /// An allocation without bytes has a base all the same, and holds nobody up.
 #[test]
 fn one_without_bytes_is_displaced_by_what_gets_its_address() {

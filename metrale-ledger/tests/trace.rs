@@ -436,6 +436,17 @@ fn rows_of_another_device_end_it_or_are_left_out() {
     assert_eq!(read_clean(log).live(), (0, 0, 16));
 }
 
+/// A lenient reader goes by the first row that it can follow.
+#[test]
+fn a_row_that_makes_no_sense_does_not_say_which_device_is_read() {
+    for broken in ["allocate,zzz,5,1", "allocate,0x10,many,1", "free,,0,1", "remember,0x10,5,1"] {
+        let log = format!("Action,Pointer,Size,Device\n{broken}\nallocate,0x10,100,0\nfree,0x10,100,0\n");
+        let mut reader = Reader::new(log.as_bytes()).unwrap().lenient(true);
+        assert_eq!(reader.by_ref().count(), 2, "{broken}");
+        assert_eq!((reader.skipped().count, reader.skipped().of_other_devices), (1, 0), "{broken}");
+    }
+}
+
 #[test]
 fn a_column_that_is_there_twice_is_named_and_not_guessed_at() {
     for (header, name, first, second) in [

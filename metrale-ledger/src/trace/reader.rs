@@ -234,7 +234,8 @@ impl<'a> Reader<'a> {
             let written = excerpt(written);
             return Err(format!("the action {written:?} is none of allocate, free, allocate failure").into());
         };
-        if let Some(device) = columns.device.and_then(cell).filter(|cell| !cell.is_empty()) {
+        let device = columns.device.and_then(cell).filter(|cell| !cell.is_empty());
+        if let Some(device) = device {
             self.check_device(device)?;
         }
         let pointer = match cell(columns.pointer).ok_or_else(too_short)? {
@@ -247,6 +248,10 @@ impl<'a> Reader<'a> {
         };
         if written.eq_ignore_ascii_case("deallocate") {
             self.aliases += 1;
+        }
+        // Not that of a row that makes no sense, which would leave all others out.
+        if self.device.is_none() {
+            self.device = device.map(Into::into);
         }
         let elapsed_ns = columns.time.and_then(cell).and_then(columns::time).map(|time| self.elapsed(time));
         self.columns = Some(columns);
@@ -263,11 +268,8 @@ impl<'a> Reader<'a> {
     }
 
     /// One pointer may be live on two devices at once, so their rows are not followed together.
-    fn check_device(&mut self, device: &str) -> Result<(), Reason> {
-        let Some(first) = self.device.as_deref() else {
-            self.device = Some(device.into());
-            return Ok(());
-        };
+    fn check_device(&self, device: &str) -> Result<(), Reason> {
+        let Some(first) = self.device.as_deref() else { return Ok(()) };
         let is_first = first == device
             || columns::number(first).is_some_and(|first| columns::number(device) == Some(first));
         if is_first {
