@@ -218,7 +218,8 @@ impl Book {
     }
 
     /// [`record_small`](Self::record_small) for the everyday case, straight through: a line that recorded not long ago, a
-    /// page that is known, no new peak. Its index, and whether its page [has flipped](Meter::flip_small_page). Else nothing is done.
+    /// page that is known, no new peak. Its index, and whether its page [has flipped](Meter::flip_small_page). Else nothing
+    /// is done.
     // Always inlined, as all it takes: half of what a record would cost otherwise are calls and what they keep in memory.
     #[inline(always)]
     pub(crate) fn record_quickly(
@@ -290,11 +291,11 @@ impl Book {
         let (gone, flips) = self.device.remove_small(addr)?;
         self.meter.small_goes(gone.bytes(), flips);
         self.small_is_gone(addr, &gone, freed_at);
-        Some(self.small_outward(&gone))
+        Some(self.outward(&gone.item, gone.bytes() as usize))
     }
 
     /// [`forget_small`](Self::forget_small) for the everyday case, as [`record_quickly`](Self::record_quickly). What is gone
-    /// is still to be [made a record of](Self::small_outward), where that is wanted.
+    /// is still to be [made a record of](Self::outward), where that is wanted.
     #[inline(always)]
     pub(crate) fn forget_quickly(
         &mut self,
@@ -317,21 +318,6 @@ impl Book {
         self.groups.get_mut(item.group()).1.change(-(bytes as i128), -1, Some(self.meter.peaks()));
         let was = Standing { addr, bytes, item };
         self.graveyard.bury(Tombstone { was, freed_at, how: FreedBy::Free, phase: self.phase });
-    }
-
-    /// A small device allocation as the API gives it.
-    #[inline(always)]
-    pub(crate) fn small_outward(&self, gone: &Entry) -> AllocRecord {
-        let key = self.groups.key(gone.item.group());
-        AllocRecord {
-            bytes: gone.bytes() as usize,
-            site: key.site,
-            kind: AllocKind::Device,
-            scope: self.labels.name(key.scope),
-            tag: self.labels.name(key.tag),
-            index: gone.item.index,
-            free_refused: gone.item.is_free_refused(),
-        }
     }
 
     /// Takes `addr` off, if a record of that class has it as its base.

@@ -394,6 +394,9 @@ impl Entries {
 
     /// Puts in an entry that has bytes, unless it shares some with another; whether it was put in.
     pub(crate) fn put_clean(&mut self, entry: Entry) -> bool {
+        if self.put_quickly(entry) {
+            return true;
+        }
         if self.clash(entry.offset(), entry.bytes()).is_some() {
             return false;
         }

@@ -310,11 +310,11 @@ impl Space {
     /// nothing overlaps.
     pub(crate) fn remove_small(&mut self, addr: u64) -> Option<(Entry, Flips)> {
         let (number, offset) = locate(addr);
-        self.shard_mut(number).pages.remove_small(number, offset)
+        self.shard_mut(number).pages.remove_if(number, offset, Entry::is_small)
     }
 
-    /// [`remove_small`](Self::remove_small) where that is [quickly done](Page::take_small_quickly); else nothing is done. Answers
-    /// whether the page is one of device memory no longer.
+    /// [`remove_small`](Self::remove_small) where that is [quickly done](Page::take_small_quickly); else nothing is done.
+    /// Answers whether the page is one of device memory no longer.
     #[inline(always)]
     pub(crate) fn remove_small_quickly(&mut self, addr: u64) -> Option<(Entry, bool)> {
         let (number, offset) = locate(addr);
@@ -328,7 +328,7 @@ impl Space {
             self.overlapped -= 1;
         }
         let (number, offset) = locate(gone.addr);
-        if let Some((_, flips)) = self.shard_mut(number).pages.remove(number, offset) {
+        if let Some((_, flips)) = self.shard_mut(number).pages.remove_if(number, offset, |_| true) {
             return flips.into();
         }
         let Some(extent) = Extent::new(gone.addr, gone.bytes) else {
@@ -347,7 +347,8 @@ impl Space {
                 page.spanning -= 1;
                 counts.add(page.touch(gone.touch(), false).into());
                 if page.is_untouched() {
-                    pages.note_untouched(number);
+                    let slots = page.entries().slots();
+                    pages.note_untouched(number, slots);
                 }
             }
         }

@@ -166,20 +166,14 @@ impl Page {
         Some(flips)
     }
 
-    /// Takes out the entry that begins at `offset`.
-    pub(crate) fn take(&mut self, offset: u32) -> Option<(Entry, Flips)> {
-        let gone = self.entries.take_if(offset, |_| true)?;
+    /// Takes out the entry that begins at `offset`, if it may go; and the change of the counts of pages.
+    pub(crate) fn take_if(&mut self, offset: u32, may_go: impl Fn(&Entry) -> bool) -> Option<(Entry, Flips)> {
+        let gone = self.entries.take_if(offset, may_go)?;
         Some((gone, self.touch(gone.touch(), false)))
     }
 
-    /// Takes out the small device allocation that begins at `offset`.
-    pub(crate) fn take_small(&mut self, offset: u32) -> Option<(Entry, Flips)> {
-        let gone = self.entries.take_if(offset, Entry::is_small)?;
-        Some((gone, self.touch(gone.touch(), false)))
-    }
-
-    /// [`take_small`](Self::take_small) where that is [quickly done](Entries::take_quickly); else nothing is done. The
-    /// change is told as whether the page is one of device memory no longer.
+    /// Takes out the small device allocation that begins at `offset`, where that is [quickly done](Entries::take_quickly);
+    /// else nothing is done. The change is told as whether the page is one of device memory no longer.
     #[inline(always)]
     pub(crate) fn take_small_quickly(&mut self, offset: u32) -> Option<(Entry, bool)> {
         let flips = self.small == 1;

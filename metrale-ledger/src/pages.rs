@@ -119,38 +119,32 @@ impl Pages {
         at
     }
 
-    /// Removes the entry that begins at `offset` of that page.
-    pub(crate) fn remove(&mut self, number: u64, offset: u32) -> Option<(Entry, Flips)> {
+    /// Removes the entry that begins at `offset` of that page, if it may go.
+    pub(crate) fn remove_if(
+        &mut self,
+        number: u64,
+        offset: u32,
+        may_go: impl Fn(&Entry) -> bool,
+    ) -> Option<(Entry, Flips)> {
         let page = self.get_mut(number)?;
-        let gone = page.take(offset)?;
+        let gone = page.take_if(offset, may_go)?;
         if page.is_untouched() {
-            self.note_untouched(number);
+            let slots = page.entries().slots();
+            self.note_untouched(number, slots);
         }
         Some(gone)
     }
 
-    /// [`remove`](Self::remove) for a small device allocation.
-    pub(crate) fn remove_small(&mut self, number: u64, offset: u32) -> Option<(Entry, Flips)> {
-        let page = self.get_mut(number)?;
-        let gone = page.take_small(offset)?;
-        if page.is_untouched() {
-            self.note_untouched(number);
-        }
-        Some(gone)
-    }
-
-    /// [`remove_small`](Self::remove_small) where that is [quickly done](Page::take_small_quickly); else nothing is done. Answers
-    /// whether the page is one of device memory no longer.
+    /// Removes the small device allocation that begins at `offset` of that page, where that is
+    /// [quickly done](Page::take_small_quickly); else nothing is done. Answers whether the page is one of device memory no
+    /// longer.
     #[inline(always)]
     pub(crate) fn remove_small_quickly(&mut self, number: u64, offset: u32) -> Option<(Entry, bool)> {
         let page = self.get_mut(number)?;
         let (gone, flips) = page.take_small_quickly(offset)?;
         if flips && page.is_untouched() {
             let slots = page.entries().slots();
-            self.untouched += 1;
-            if self.is_too_much(slots) {
-                self.drop_page(number);
-            }
+            self.note_untouched(number, slots);
         }
         Some((gone, flips))
     }
@@ -161,19 +155,14 @@ impl Pages {
         self.untouched -= 1;
     }
 
-    /// To be called when the last touch of a page is gone. Some such pages stay for the next allocation in them.
-    pub(crate) fn note_untouched(&mut self, number: u64) {
+    /// To be called when the last touch of a page is gone, which has so many slots. It stays for the next allocation in it,
+    /// unless it has too much memory for how many such pages there are.
+    #[inline(always)]
+    pub(crate) fn note_untouched(&mut self, number: u64, slots: usize) {
         self.untouched += 1;
-        let slots = self.get(number).map_or(0, |page| page.entries().slots());
-        if self.is_too_much(slots) {
+        if self.untouched > KEPT || self.untouched * slots > KEPT_SLOTS {
             self.drop_page(number);
         }
-    }
-
-    /// Whether a page that nothing touches has too much memory to be kept, for how many such there are.
-    #[inline(always)]
-    fn is_too_much(&self, slots: usize) -> bool {
-        self.untouched > KEPT || self.untouched * slots > KEPT_SLOTS
     }
 
     #[cold]

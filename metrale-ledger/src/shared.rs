@@ -470,7 +470,7 @@ impl Shared {
         let (number, offset) = locate(addr);
         let mut place = self.shards[number as usize % SHARDS].lock();
         let Some(shard) = place.as_mut() else { return Dealt::TakesWhole };
-        let Some((entry, flips)) = shard.pages.remove_small(number, offset) else {
+        let Some((entry, flips)) = shard.pages.remove_if(number, offset, Entry::is_small) else {
             return Dealt::TakesWhole;
         };
         let bytes = entry.bytes() as usize;
@@ -610,7 +610,7 @@ impl Shared {
             Some(mut core) => match core.book.forget_quickly(addr, freed_at) {
                 Some((gone, flips)) => {
                     self.publish_small(&mut core, flips, false);
-                    return done(core.book.small_outward(&gone));
+                    return done(core.book.outward(&gone.item, gone.bytes() as usize));
                 }
                 None => self.forget_small_in(core, addr, freed_at),
             },
