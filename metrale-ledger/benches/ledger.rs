@@ -15,7 +15,7 @@ use metrale_ledger::Ledger;
 use metrale_ledger::placement::Placement;
 use parking_lot::Mutex;
 
-use sides::{LIVE, Least, Pair, Pattern, Records, THREADS, filled, planned, run, scoped, sizes};
+use sides::{LIVE, Least, Order, Pair, Pattern, Records, THREADS, filled, planned, run, scoped, sizes};
 
 fn pair(c: &mut Criterion) {
     let mut group = c.benchmark_group("record+forget");
@@ -29,11 +29,12 @@ fn pair(c: &mut Criterion) {
 }
 
 fn side<T: Pair + Default>(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, live: u64) {
-    let side: T = filled(live);
+    let order = Order::Scattered;
+    let side: T = filled(live, order);
     for threads in THREADS {
         let id = BenchmarkId::new(format!("{name}, {live} live"), format!("{threads} threads"));
         group.bench_function(id, |b| {
-            b.iter_custom(|pairs| run(&side, live, threads, pairs, Pattern::Jump, 0));
+            b.iter_custom(|pairs| run(&side, (live, order), threads, pairs, Pattern::Elsewhere, 0));
         });
     }
 }

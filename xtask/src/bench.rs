@@ -20,7 +20,7 @@ pub(crate) struct Args {
     /// Make a folder that prints the table on a machine without Rust, instead of printing it here
     #[arg(long, value_name = "DIR", conflicts_with = "groups")]
     bundle: Option<PathBuf>,
-    /// Groups of rows: ledger, reads, plan, software, gpu [default: all]
+    /// Groups of rows: ledger, rmm, reads, plan, software, gpu, scan [default: all]
     groups: Vec<String>,
 }
 

@@ -3,13 +3,15 @@
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use metrale_ledger::Ledger;
 use parking_lot::Mutex;
 
 use crate::median;
-use crate::sides::{LIVE, Least, Pattern, Records, THREADS, filled, one_pair, planned, run, scoped};
+use crate::sides::{
+    LIVE, Least, Order, Pair, Pattern, Records, THREADS, filled, one_pair, planned, run, scoped,
+};
 use crate::table::{Figure, Table, Target};
 
 /// Rounds of a read.
@@ -19,27 +21,54 @@ const READ: [u64; 3] = [1_000, 25_000, 1_000_000];
 /// Recorders held up while others read.
 const RECORDERS: u64 = 2;
 
+/// Times of rounds of pairs on one side, nanoseconds a pair.
+#[derive(Default)]
+pub(crate) struct Rounds(Vec<f64>);
+
+impl Rounds {
+    /// How many of them, and how many pairs in each: one thread is mostly through before the operating system puts it aside;
+    /// several must meet for a while.
+    pub(crate) fn of(threads: u64) -> (u64, u64) {
+        if threads == 1 { (201, 5_000) } else { (9, 200_000 / threads) }
+    }
+
+    pub(crate) fn run(
+        &mut self,
+        side: &impl Pair,
+        filled: (u64, Order),
+        threads: u64,
+        pattern: Pattern,
+        round: u64,
+    ) {
+        let (_, pairs) = Self::of(threads);
+        let took = run(side, filled, threads, pairs, pattern, round);
+        self.0.push(took.as_nanos() as f64 / pairs as f64);
+    }
+
+    pub(crate) fn median(self) -> f64 {
+        median(self.0)
+    }
+}
+
 /// Record and forget, beside two plain maps.
 pub(crate) fn pairs(table: &mut Table) {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     table.group(&format!("ledger: record + forget, as each thread sees it, {cores} cores"));
+    let order = Order::Scattered;
     for live in LIVE {
         let (ledger, least, records): (Ledger, Least, Mutex<Records>) =
-            (filled(live), filled(live), filled(live));
-        for (threads, pattern) in THREADS.into_iter().flat_map(|n| [(n, Pattern::Place), (n, Pattern::Jump)])
+            (filled(live, order), filled(live, order), filled(live, order));
+        for (threads, &pattern) in
+            THREADS.into_iter().flat_map(|n| Pattern::at(live).iter().map(move |p| (n, p)))
         {
-            // One thread is mostly through before the operating system puts it aside; several must meet for a while.
-            let (rounds, pairs) = if threads == 1 { (201, 5_000) } else { (9, 200_000 / threads) };
-            let mut times = [const { Vec::new() }; 3];
-            let each = |took: Duration| took.as_nanos() as f64 / pairs as f64;
-            for round in 0..rounds {
-                times[0].push(each(run(&ledger, live, threads, pairs, pattern, round)));
-                times[1].push(each(run(&least, live, threads, pairs, pattern, round)));
-                times[2].push(each(run(&records, live, threads, pairs, pattern, round)));
+            let mut times: [Rounds; 3] = Default::default();
+            for round in 0..Rounds::of(threads).0 {
+                times[0].run(&ledger, (live, order), threads, pattern, round);
+                times[1].run(&least, (live, order), threads, pattern, round);
+                times[2].run(&records, (live, order), threads, pattern, round);
             }
-            let [ledger, least, records] = times.map(|of| Figure::Nanos(median(of)));
-            let places = if pattern == Pattern::Place { "one place" } else { "jumping" };
-            let what = format!("{live} live, {threads} threads, {places}");
+            let [ledger, least, records] = times.map(|of| Figure::Nanos(of.median()));
+            let what = format!("{live} live, {threads} threads, {}", pattern.words());
             let target = if threads == 1 { Target::Ratio(1.2) } else { Target::None };
             table.ratio(&what, ledger, ("map of records", records), target);
             table.ratio(&what, ledger, ("map of size and line", least), Target::None);

@@ -2,7 +2,7 @@
 //! One table of what things cost on this machine, beside the other ways to do them.
 //!
 //! `cargo xtask bench` runs it; `cargo xtask bench --bundle DIR` takes it to a machine without Rust, for it needs nothing
-//! else when it runs. Arguments choose groups: `ratios ledger reads plan software gpu scan`; none is all.
+//! else when it runs. Arguments choose groups: `ratios ledger rmm reads plan software gpu scan`; none is all.
 //!
 //! Sides take turns in short rounds in one process, and a figure is the median of its rounds. What misses its target is
 //! marked, and no more: a time depends on the machine.
@@ -12,6 +12,7 @@
 mod calls;
 mod device;
 mod ledger;
+mod rmm;
 mod scan;
 #[path = "../../../metrale-ledger/benches/sides/mod.rs"]
 mod sides;
@@ -25,8 +26,9 @@ use table::Table;
 /// A group of rows: its argument, and what fills it.
 type Group = (&'static str, fn(&mut Table));
 
-const GROUPS: [Group; 6] = [
+const GROUPS: [Group; 7] = [
     ("ledger", ledger::pairs),
+    ("rmm", rmm::pairs),
     ("reads", ledger::reads),
     ("plan", ledger::plan),
     ("software", |table| device::calls(table, "software", Calls::software())),

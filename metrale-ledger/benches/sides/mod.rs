@@ -22,14 +22,46 @@ pub(crate) const THREADS: [u64; 4] = [1, 2, 4, 8];
 
 const BASE: u64 = 0x7f0e_0000_0000;
 const BYTES: usize = 1000;
-/// Addresses of 1 KiB side by side; a power of two, so that an odd factor makes them jump about without meeting.
+/// Addresses of 1 KiB side by side; a power of two, so that an odd factor scatters them without meeting.
 const PLACES: u64 = 1 << 21;
 /// Scopes among which the allocations of a reading are spread, as layers and operations of a model are.
 const SCOPES: u64 = 1000;
 
-/// The nth address of a jumping sequence.
-fn address(n: u64) -> u64 {
-    BASE + (n.wrapping_mul(0x9e37_79b9) % PLACES) * 1024
+/// In which order of addresses a side was filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// One behind the other.
+    Ascending,
+    /// All over the places, so that no page is full.
+    Scattered,
+}
+
+impl Order {
+    /// As a program on the other side is told it.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Ascending => "ascending",
+            Self::Scattered => "scattered",
+        }
+    }
+
+    /// The nth address.
+    fn address(self, n: u64) -> u64 {
+        let place = match self {
+            Self::Ascending => n,
+            Self::Scattered => n.wrapping_mul(0x9e37_79b9),
+        };
+        BASE + (place % PLACES) * 1024
+    }
+}
+
+/// The ith number of a sequence without order (splitmix64), the same for every side. A sequence of equal steps, however wide,
+/// would favour a side that keeps allocations in the order in which they came.
+fn random(i: u64) -> u64 {
+    let mut z = i.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 /// Size and source line per address.
@@ -112,10 +144,10 @@ impl Pair for Mutex<Records> {
 }
 
 /// A side on which `live` allocations stand.
-pub(crate) fn filled<T: Pair + Default>(live: u64) -> T {
+pub(crate) fn filled<T: Pair + Default>(live: u64, order: Order) -> T {
     let side = T::default();
     for n in 0..live {
-        side.record(address(n));
+        side.record(order.address(n));
     }
     side
 }
@@ -126,7 +158,7 @@ pub(crate) fn scoped(live: u64) -> Ledger {
     for scope in 0..SCOPES.min(live) {
         let _open = ledger.scope(&format!("layers.{scope}"));
         for n in (scope..live).step_by(SCOPES as usize) {
-            ledger.record(address(n), BYTES, Location::caller());
+            ledger.record(Order::Scattered.address(n), BYTES, Location::caller());
         }
     }
     ledger
@@ -135,30 +167,65 @@ pub(crate) fn scoped(live: u64) -> Ledger {
 /// Where the pairs of a run take place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pattern {
-    /// Each thread in one place, as a driver that gives out the same hole again makes it.
+    /// In one place, as a driver that gives out the same hole again makes it.
     Place,
-    /// Each pair elsewhere among two million places.
-    Jump,
+    /// Each in another place that was free: recorded, then freed.
+    Elsewhere,
+    /// Each on one of those that are live: freed, then recorded again, as a program does that has run for a while.
+    Again,
 }
 
-/// How long `pairs` take the thread that makes them, `threads` of them at once, on a side that holds `live`. Of rounds that
-/// jump, each one begins where the last one ended.
+impl Pattern {
+    /// Those that there are where so many are live.
+    pub(crate) fn at(live: u64) -> &'static [Self] {
+        const ALL: [Pattern; 3] = [Pattern::Place, Pattern::Elsewhere, Pattern::Again];
+        if live == 0 { &ALL[..2] } else { &ALL }
+    }
+
+    /// As a program on the other side tells it.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Place => "place",
+            Self::Elsewhere => "elsewhere",
+            Self::Again => "again",
+        }
+    }
+
+    /// As a table tells it.
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Self::Place => "one place",
+            Self::Elsewhere => "a random free one",
+            Self::Again => "a random live one",
+        }
+    }
+}
+
+/// How long `pairs` take the thread that makes them, `threads` of them at once, on a side that was filled with `live` in that
+/// order. Each round begins in the sequence of places where the last one ended; threads never meet in one.
 pub(crate) fn run(
     side: &impl Pair,
-    live: u64,
+    (live, order): (u64, Order),
     threads: u64,
     pairs: u64,
     pattern: Pattern,
     round: u64,
 ) -> Duration {
+    // What is live takes the first `live` places.
+    let (first, last) = if pattern == Pattern::Again { (0, live) } else { (live, PLACES) };
+    let turns = (last - first) / threads;
     let work = |t: u64| {
         let begin = Instant::now();
         for i in round * pairs..(round + 1) * pairs {
-            // What is live takes the first `live` places; threads take turns in the rest.
-            let turn = if pattern == Pattern::Jump { i * threads + t } else { t };
-            let addr = address(live + turn % (PLACES - live));
-            side.record(black_box(addr));
-            side.forget(black_box(addr));
+            let turn = if pattern == Pattern::Place { 0 } else { random(i) % turns };
+            let addr = order.address(first + turn * threads + t);
+            if pattern == Pattern::Again {
+                side.forget(black_box(addr));
+                side.record(black_box(addr));
+            } else {
+                side.record(black_box(addr));
+                side.forget(black_box(addr));
+            }
         }
         begin.elapsed()
     };

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Rows of the ledger beside RMM's tracking adaptor.
+//!
+//! That one is C++: `metrale-ledger/benches/peers/rmm_pair.cpp` is built by hand, and [`VARIABLE`] names the program. It does
+//! the same at the same addresses; the two take turns, each in a process of its own.
+
+use std::process::Command;
+
+use metrale_ledger::Ledger;
+
+use crate::ledger::Rounds;
+use crate::median;
+use crate::sides::{LIVE, Order, Pattern, filled};
+use crate::table::{Figure, Table, Target};
+
+/// The program's path.
+const VARIABLE: &str = "METRALE_RMM_PAIR";
+/// How often either side has its turn.
+const TURNS: usize = 3;
+/// Threads that both do it with.
+const THREADS: [u64; 2] = [1, 8];
+
+/// Record and forget, beside RMM's allocate and deallocate over an upstream that does nothing.
+pub(crate) fn pairs(table: &mut Table) {
+    table.group("ledger: record + forget, beside RMM's tracking adaptor over an upstream that does nothing");
+    let Some(program) = std::env::var_os(VARIABLE) else {
+        table.not_run(&format!(
+            "{VARIABLE} names no program; metrale-ledger/benches/peers/rmm_pair.cpp says how to build it"
+        ));
+        return;
+    };
+    for (live, order) in LIVE.into_iter().flat_map(|n| [(n, Order::Ascending), (n, Order::Scattered)]) {
+        if live == 0 && order == Order::Ascending {
+            continue;
+        }
+        let rows: Vec<(u64, Pattern)> =
+            THREADS.into_iter().flat_map(|n| Pattern::at(live).iter().map(move |&p| (n, p))).collect();
+        let mut times = vec![(Vec::new(), Vec::new()); rows.len()];
+        for _ in 0..TURNS {
+            let said = match said(Command::new(&program).arg(live.to_string()).arg(order.word())) {
+                Ok(said) => said,
+                Err(why) => return table.not_run(&format!("{}: {why}", program.to_string_lossy())),
+            };
+            let ledger: Ledger = filled(live, order);
+            for (&(threads, pattern), (ours, theirs)) in rows.iter().zip(&mut times) {
+                let Some(ns) =
+                    said.iter().find(|line| (line.0.as_str(), line.1) == (pattern.word(), threads))
+                else {
+                    return table
+                        .not_run(&format!("the program says nothing of {} {threads}", pattern.word()));
+                };
+                let mut rounds = Rounds::default();
+                for round in 0..Rounds::of(threads).0 {
+                    rounds.run(&ledger, (live, order), threads, pattern, round);
+                }
+                ours.push(rounds.median());
+                theirs.push(ns.2);
+            }
+        }
+        for ((threads, pattern), (ours, theirs)) in rows.into_iter().zip(times) {
+            let what = format!("{live} {}, {threads} threads, {}", order.word(), pattern.words());
+            let side = ("RMM tracking", Figure::Nanos(median(theirs)));
+            table.ratio(&what, Figure::Nanos(median(ours)), side, target(live, threads, pattern));
+        }
+    }
+}
+
+/// In one place the way down a tree is in the innermost cache however many are live, so there is no more to be won there than
+/// with none.
+fn target(live: u64, threads: u64, pattern: Pattern) -> Target {
+    Target::Ratio(match (threads, live, pattern) {
+        (8, ..) => 0.1,
+        (_, 0, _) | (.., Pattern::Place) => 1.0 / 1.5,
+        _ => 1.0 / 3.0,
+    })
+}
+
+/// What the program prints: pattern, threads, nanoseconds a pair.
+fn said(program: &mut Command) -> Result<Vec<(String, u64, f64)>, String> {
+    let output = program.output().map_err(|error| error.to_string())?;
+    if !output.status.success() {
+        return Err(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = |line: &str| {
+        let mut words = line.split_whitespace();
+        Some((words.next()?.to_owned(), words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+    };
+    text.lines().map(|said| line(said).ok_or_else(|| format!("not a row: {said}"))).collect()
+}
