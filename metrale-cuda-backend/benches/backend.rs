@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Allocation, launch, fill, event and load through the backend, beside the driver's bare calls: on the driver in software,
-//! and on the GPU where there is one.
+//! Allocation, launch, replay of graphs and load through the backend, beside the driver's bare calls: on the driver in
+//! software, and on the GPU where there is one.
 //!
-//! `cargo xtask bench` prints the same as one table of ratios, the two sides taking turns.
+//! `cargo xtask bench` prints these, fills, events and the scan of red zones as one table of ratios, the two sides taking turns.
 #![allow(missing_docs, reason = "criterion's macros make public items")]
 
 mod calls;

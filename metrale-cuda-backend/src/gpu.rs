@@ -609,7 +609,7 @@ pub trait GpuBackend: Send + Sync {
     /// The device's place among those the process sees, from 0.
     fn ordinal(&self) -> usize;
 
-    /// Bytes on the ledger: live device and managed allocations, as callers asked for them. One atomic load.
+    /// Bytes on the ledger: live device and managed allocations, as callers asked for them. A few atomic loads.
     fn live_bytes(&self) -> usize;
 
     /// Every live device and managed allocation: address, bytes, and `file:line:column` of who allocated it.
@@ -618,7 +618,7 @@ pub trait GpuBackend: Send + Sync {
     /// Bytes of the 2 MiB chunks that small allocations touch, less their own bytes.
     fn chunk_slack_bytes(&self) -> usize;
 
-    /// Bytes the driver keeps for the ledger's device allocations: the 2 MiB pages they touch. One atomic load.
+    /// Bytes the driver keeps for the ledger's device allocations: the 2 MiB pages they touch. A few atomic loads.
     fn resident_bytes(&self) -> usize;
 
     /// A clonable handle that reads the same ledger, for a reader that cannot hold the backend.

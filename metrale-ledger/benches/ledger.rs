@@ -2,7 +2,7 @@
 //! One record and forget at growing numbers of live allocations and threads, beside plain maps behind a lock in the same
 //! run; reads; the plan of a million operations.
 //!
-//! `cargo xtask bench` prints the same as one table of ratios.
+//! `cargo xtask bench` prints the same as one table of ratios, and pairs in other places too.
 #![allow(missing_docs, reason = "criterion's macros make public items")]
 
 mod sides;

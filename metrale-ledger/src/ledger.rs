@@ -37,8 +37,8 @@ macro_rules! reads {
             }
 
             /// Bytes the driver keeps for the live device allocations: the distinct 2 MiB pages they touch. Exact after
-            /// every operation; a few atomic loads. (While live allocations overlap, which no driver lets happen, the first
-            /// read after a change counts the pages anew.)
+            /// every operation; a few atomic loads, and a short lock where other threads are changing it. (While live allocations
+            /// overlap, which no driver lets happen, the first read after a change counts the pages anew.)
             pub fn resident_bytes(&self) -> usize {
                 self.shared.read(Total::ResidentBytes)
             }

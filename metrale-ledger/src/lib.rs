@@ -50,8 +50,9 @@
 //! As long as threads seldom meet, one short lock an operation. When they meet often, pages are dealt out in shards (small
 //! allocations of one page in one) and each thread counts in a lane of its own. How far all lanes may go up, together with
 //! the totals, never passes the peak, so nothing counted there can be a new one; what might be closes the lanes first. Large,
-//! odd and wrong calls, and reads of a moment, call the whole back. Reads are a few loads; a snapshot costs what there are
-//! lines and scopes, and holds others up no longer. [`live_allocations`](Ledger::live_allocations),
+//! odd and wrong calls, and reads of a moment, call the whole back. A total is a few loads, and where it is being changed at
+//! that moment, or counted in lanes, a short lock as well; a snapshot costs what there are lines and scopes, and holds others
+//! up no longer. [`live_allocations`](Ledger::live_allocations),
 //! [`drain`](Ledger::drain) and the assertions look at every live allocation. In a steady state of small allocations such as
 //! a driver gives, none of which shares 512 aligned bytes with another, the host is asked for no memory, unless hundreds of
 //! pages with hundreds each come and go whole; where they do share some, a page keeps its entries in order instead, at tens

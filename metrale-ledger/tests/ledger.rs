@@ -558,6 +558,10 @@ fn a_tag_names_one_allocation() {
     assert!(!ledger.tag(BASE + 1, "inside"));
     assert!(ledger.whois(BASE + 5).to_string().contains("tag kv-cache"));
     assert!(ledger.report(5, 0).contains("tags:\n"));
+    ledger.record(BASE + 4096, 1024, here());
+    let by_tag = ledger.snapshot().by_tag();
+    let rows: Vec<_> = by_tag.iter().map(|row| (row.label.as_deref(), row.bytes, row.count)).collect();
+    assert_eq!(rows, [(Some("kv-cache"), 4096, 1), (None, 1024, 1)]);
     assert_eq!(ledger.forget(BASE).unwrap().tag.as_deref(), Some("kv-cache"));
 }
 

@@ -246,7 +246,7 @@ impl PackedArena<'_> {
         self.base
     }
 
-    /// Its bytes as asked for.
+    /// Its bytes: what was asked for, rounded up to whole 512.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.bytes

@@ -279,6 +279,11 @@ fn many_threads(threads: u64, pairs: u64) {
     let left = threads * ((pairs - 1) % 1024 / 16 + 1);
     assert_eq!(ledger.read(Total::LiveCount) as u64, left);
     assert_eq!(ledger.read(Total::LiveBytes) as u64, 1000 * left);
+    // What is left stands less than a page apart, from the first address on.
+    let last = ((pairs - 1) % 1024 / 16 * 16 * threads + threads - 1) * 4096;
+    let resident = (last / PAGE + 1) * PAGE;
+    assert_eq!(ledger.read(Total::ResidentBytes) as u64, resident);
+    assert_eq!(ledger.read(Total::SlackBytes) as u64, resident - 1000 * left);
     let peak = ledger.read(Total::PeakBytes) as u64;
     assert!(peak >= seen.into_inner().max(64_000) && peak <= 1000 * threads * 65, "{peak}");
     let at_peak = ledger.snapshot(true);
