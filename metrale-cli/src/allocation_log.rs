@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use metrale_ledger::placement::PlacementError;
 use metrale_ledger::trace::{Finding, FindingKind, Reader, Row, RowError, TraceError};
 
-use crate::model::{ShownPath, is_model};
+use crate::model::{ShownPath, is_model, is_no_table, label_text};
 
 /// Findings and passed-over rows that are said line by line; the rest is counted.
 const SAID: usize = 10;
@@ -32,7 +32,7 @@ pub enum LogError {
         problem: std::io::Error,
     },
     /// A row makes no sense.
-    #[error("{}: {problem} (--lenient passes over such rows)", ShownPath(.path))]
+    #[error("{}: {problem}{}", ShownPath(.path), if .problem.is_header { "" } else { " (--lenient passes over such rows)" })]
     Row {
         /// The log.
         path: PathBuf,
@@ -70,6 +70,17 @@ pub enum LogError {
         /// What is wrong with the first line.
         problem: RowError,
     },
+    /// It is a file of another sort.
+    #[error(
+        "{}: this is {what}, not an allocation log: a log is CSV text in UTF-8, as it is or compressed by gzip",
+        ShownPath(.path)
+    )]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
     /// It is a model.
     #[error("{}: this is a model, not an allocation log: metrale plan and metrale load take it", ShownPath(.0))]
     IsModel(PathBuf),
@@ -88,12 +99,14 @@ pub(crate) fn is_log(path: &Path) -> bool {
     if !about.is_file() {
         return !about.is_dir();
     }
+    head(path).is_ok_and(|head| !is_model(&head, path))
+}
+
+/// The first bytes of a file, by which it is told from others.
+fn head(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut head = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(512).read_to_end(&mut head));
-    if read.is_err() {
-        return false;
-    }
-    !is_model(&head, path)
+    File::open(path)?.take(512).read_to_end(&mut head)?;
+    Ok(head)
 }
 
 /// Whether a file that was given as a model is a log: it begins as one, be it among other programs' lines.
@@ -127,6 +140,7 @@ pub(crate) struct LogNotes {
     skipped_said: Vec<String>,
     of_other_devices: u64,
     broke_off: Option<String>,
+    has_open_end: bool,
     names_lines: bool,
     aliases: u64,
     rows: u64,
@@ -135,12 +149,17 @@ pub(crate) struct LogNotes {
 impl AllocationLog {
     /// Opens it; nothing is read but its first bytes.
     pub(crate) fn open(path: &Path, lenient: bool) -> Result<Self, LogError> {
-        if fs::metadata(path).is_ok_and(|about| about.is_file() && about.len() > 0) && !is_log(path) {
-            return Err(LogError::IsModel(path.to_owned()));
+        let unreadable = |problem| LogError::Unreadable { path: path.to_owned(), problem };
+        if fs::metadata(path).is_ok_and(|about| about.is_file() && about.len() > 0) {
+            if !is_log(path) {
+                return Err(LogError::IsModel(path.to_owned()));
+            }
+            let head = head(path).map_err(unreadable)?;
+            if let Some(what) = is_no_table(&head, path) {
+                return Err(LogError::Foreign { path: path.to_owned(), what });
+            }
         }
-        let reader = Reader::open(path)
-            .map_err(|problem| LogError::Unreadable { path: path.to_owned(), problem })?
-            .lenient(lenient);
+        let reader = Reader::open(path).map_err(unreadable)?.lenient(lenient);
         Ok(Self { path: path.to_owned(), reader, lenient, notes: LogNotes::default() })
     }
 
@@ -148,9 +167,11 @@ impl AllocationLog {
     pub(crate) fn next_row(&mut self) -> Result<Option<Row>, LogError> {
         match self.reader.next() {
             None => Ok(None),
-            Some(Ok(row)) => {
+            Some(Ok(mut row)) => {
                 self.notes.rows += 1;
                 self.notes.names_lines |= row.location.is_some();
+                // Whoever wrote the log is not to write to the terminal.
+                row.location = row.location.map(|location| label_text(&location).into());
                 Ok(Some(row))
             }
             Some(Err(TraceError::Row(problem))) => Err(LogError::Row { path: self.path.clone(), problem }),
@@ -196,6 +217,7 @@ impl AllocationLog {
         notes.skipped += skipped.count;
         notes.of_other_devices = skipped.of_other_devices;
         notes.broke_off = self.reader.broke_off().map(ToString::to_string);
+        notes.has_open_end = self.reader.has_open_end();
         notes.skipped_said.extend(skipped.first.iter().map(ToString::to_string));
         notes.skipped_said.truncate(SAID);
         notes.aliases = self.reader.alias_count();
@@ -207,6 +229,11 @@ impl LogNotes {
     /// Rows that made no sense and were passed over.
     pub(crate) fn skipped(&self) -> u64 {
         self.skipped
+    }
+
+    /// Where and why it could not be read on, with what came before counted.
+    pub(crate) fn broke_off(&self) -> Option<&str> {
+        self.broke_off.as_deref()
     }
 
     /// How often what was odd, by name.
@@ -238,7 +265,7 @@ impl LogNotes {
         }
         if self.aliases > 0 {
             let rows = if self.aliases == 1 { "1 row says" } else { &format!("{} rows say", self.aliases) };
-            remarks.push(format!("note: {rows} deallocate, taken as free"));
+            remarks.push(format!("note: {rows} deallocate or dealloc, taken as free"));
         }
         remarks.extend(self.skipped_said.iter().map(|row| format!("warning: passed over: {row}")));
         if self.skipped > self.skipped_said.len() as u64 {
@@ -247,6 +274,11 @@ impl LogNotes {
                 others => format!(", {others} of them of other devices than the first row's"),
             };
             remarks.push(format!("warning: {} rows passed over in all{others}", self.skipped));
+        }
+        if self.has_open_end {
+            remarks.push(
+                "note: the last line has no line end: if the log was cut there, its last number may lack digits".to_owned(),
+            );
         }
         remarks.extend(self.broke_off.iter().map(|why| format!("warning: {why}; what came before counts")));
         remarks

@@ -29,6 +29,7 @@ pub mod render;
 mod replayed;
 mod script;
 mod snapshot_file;
+mod whole_file;
 
 use std::ffi::OsString;
 use std::fmt::Display;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The table of `--per-op`: a row of figures for each operation.
 
-use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use crate::model::ShownPath;
+use crate::whole_file::WholeFile;
 
 /// Why the table could not be written: the system refuses.
 #[derive(Debug, thiserror::Error)]
@@ -26,20 +26,18 @@ impl PerOpError {
     }
 }
 
-/// A table being written. One that is not finished is removed, so that no half table is taken for a whole one.
+/// A table being written. One that is not finished is not there, so that no half table is taken for a whole one.
 #[derive(Debug)]
 pub(crate) struct PerOp {
     path: PathBuf,
-    out: Option<BufWriter<File>>,
+    out: BufWriter<WholeFile>,
 }
 
 impl PerOp {
     /// Makes the file and writes the names of the columns.
     pub(crate) fn create(path: &Path, columns: &str) -> Result<Self, PerOpError> {
-        let mut table = Self { path: path.to_owned(), out: None };
-        table.out = Some(BufWriter::new(
-            File::create(path).map_err(|error| PerOpError { at_once: true, ..table.failed(error) })?,
-        ));
+        let file = WholeFile::create(path).map_err(|problem| failed(path, problem, true))?;
+        let mut table = Self { path: path.to_owned(), out: BufWriter::new(file) };
         table.write(format_args!("{columns}\n"))?;
         Ok(table)
     }
@@ -53,29 +51,18 @@ impl PerOp {
         Ok(())
     }
 
-    /// Writes what is left; the table then stays.
-    pub(crate) fn finish(mut self) -> Result<(), PerOpError> {
-        let flushed = self.out.as_mut().map_or(Ok(()), Write::flush);
-        flushed.map_err(|error| self.failed(error))?;
-        self.out = None;
-        Ok(())
+    /// Writes what is left; the table is then there.
+    pub(crate) fn finish(self) -> Result<(), PerOpError> {
+        let Self { path, out } = self;
+        let file = out.into_inner().map_err(io::IntoInnerError::into_error);
+        file.and_then(WholeFile::finish).map_err(|problem| failed(&path, problem, false))
     }
 
     fn write(&mut self, text: std::fmt::Arguments<'_>) -> Result<(), PerOpError> {
-        let written = self.out.as_mut().map_or(Ok(()), |out| out.write_fmt(text));
-        written.map_err(|error| self.failed(error))
-    }
-
-    fn failed(&self, problem: io::Error) -> PerOpError {
-        PerOpError { path: self.path.clone(), problem, at_once: false }
+        self.out.write_fmt(text).map_err(|problem| failed(&self.path, problem, false))
     }
 }
 
-impl Drop for PerOp {
-    fn drop(&mut self) {
-        // A pipe or a terminal is not ours to remove.
-        if self.out.take().is_some() && fs::symlink_metadata(&self.path).is_ok_and(|about| about.is_file()) {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
+fn failed(path: &Path, problem: io::Error, at_once: bool) -> PerOpError {
+    PerOpError { path: path.to_owned(), problem, at_once }
 }

@@ -11,6 +11,8 @@ pub(crate) struct Replayed {
     pub(crate) peak: Option<(u64, u64)>,
     /// Bytes live then.
     pub(crate) peak_bytes: usize,
+    /// Whether the next one has begun, with the free of what its pointer stood for.
+    pub(crate) made_way: bool,
     /// The line of the last one.
     pub(crate) last_line: Option<u64>,
     /// Rows after which the driver's figure was another than the ledger's; counted only where it was asked.

@@ -12,6 +12,7 @@ use metrale_ledger::trace::{Action, FindingKind, Follow, LogTotals, Row};
 
 use crate::allocation_log::{AllocationLog, LogError, LogNotes};
 use crate::render::still_live::{LiveAllocation, StillLive};
+use crate::replayed::Replayed;
 
 /// What one row of the log asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,10 +78,10 @@ impl Script {
         Ok((script, log.into_notes()?))
     }
 
-    /// What is live after so many of its operations.
-    pub(crate) fn live_after(&self, done: u64) -> StillLive {
+    /// What is live after those of its operations that were done.
+    pub(crate) fn live_after(&self, done: &Replayed) -> StillLive {
         let mut live = vec![None; self.places];
-        for (operation, _) in self.operations.iter().zip(0..done) {
+        for (operation, _) in self.operations.iter().zip(0..done.operations) {
             let &Operation { line, pointer: address, act } = operation;
             match act {
                 Act::Allocate { place, bytes, .. } | Act::Displace { place, bytes, .. } => {
@@ -89,6 +90,12 @@ impl Script {
                 Act::Free { place } => live[place] = None,
                 Act::Nothing => {}
             }
+        }
+        if done.made_way
+            && let Some(Operation { act: Act::Displace { place, .. }, .. }) =
+                self.operations.get(done.operations as usize)
+        {
+            live[*place] = None;
         }
         let live = live.into_iter().flatten();
         live.map(|(line, address, bytes)| LiveAllocation { address, bytes, line }).collect()

@@ -2,12 +2,13 @@
 //! A ledger's snapshot in a file, as JSON.
 
 use std::fs;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use metrale_ledger::{ByteSize, Snapshot};
 
 use crate::model::{ShownPath, label_text};
+use crate::whole_file::WholeFile;
 
 /// Why a snapshot cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -89,7 +90,8 @@ fn whole(from: impl Read, limit: u64) -> io::Result<Vec<u8>> {
 pub(crate) fn write(path: &Path, snapshot: &Snapshot) -> Result<(), SnapshotError> {
     let failed = |problem: io::Error| SnapshotError::Unwritable { path: path.to_owned(), problem };
     let text = serde_json::to_vec_pretty(snapshot).map_err(|error| failed(error.into()))?;
-    fs::write(path, text).map_err(failed)
+    let mut file = WholeFile::create(path).map_err(failed)?;
+    file.write_all(&text).and_then(|()| file.finish()).map_err(failed)
 }
 
 #[cfg(test)]

@@ -251,6 +251,26 @@ fn the_lines_of_findings_are_the_first_ten_of_each() {
     assert_eq!(json["finding_lines"]["unknown_free"], serde_json::json!((2..12).collect::<Vec<u64>>()));
 }
 
+/// Its free is done, though no row asked for it, and its allocation is not.
+#[test]
+fn what_makes_way_for_an_allocation_that_does_not_fit_is_gone_and_no_free_of_the_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log.csv");
+    fs::write(&log, "Action,Pointer,Size\nallocate,2,1\nallocate,1,4096\nallocate,1,900000000000\n").unwrap();
+    let ended = metrale_on("replay", &log, &["--driver", "sim", "--json"]);
+    assert_eq!(ended.exit, Exit::OutOfMemory);
+    let json = ended.json();
+    assert_eq!(
+        (&json["operations"], &json["frees"], &json["live_at_end"]["bytes"]),
+        (&2.into(), &0.into(), &1.into())
+    );
+    assert_eq!(json["end"]["live_bytes"], 1);
+    // Where it fits, it is no free either.
+    fs::write(&log, "Action,Pointer,Size\nallocate,1,4096\nallocate,1,1\nfree,1,1\n").unwrap();
+    let json = metrale_on("replay", &log, &["--driver", "sim", "--json"]).json();
+    assert_eq!((&json["allocations"], &json["frees"]), (&2.into(), &1.into()));
+}
+
 #[test]
 fn what_is_live_when_a_log_does_not_fit_is_what_was_done_of_it() {
     let folder = tempfile::tempdir().unwrap();

@@ -152,8 +152,8 @@ struct Stand {
     /// The other of live and resident bytes, there.
     beside: u64,
     operation: Option<u64>,
-    /// Frees before it.
-    frees: u64,
+    /// Allocations that were gone before it.
+    gone: u64,
     /// How many peaks there were.
     number: u64,
 }
@@ -174,6 +174,8 @@ pub struct Plan {
     arena_bytes: u64,
     arena_peak_bytes: u64,
     frees: u64,
+    /// Allocations that were freed, or whose place a log's next row took.
+    gone: u64,
     peaks: [Stand; 2],
     classes: [Held; 64],
     labels: HashMap<Arc<str>, u32>,
@@ -199,6 +201,7 @@ impl Plan {
             arena_bytes: 0,
             arena_peak_bytes: 0,
             frees: 0,
+            gone: 0,
             peaks: [Stand { number: 1, ..Stand::default() }; 2],
             classes: [Held::default(); 64],
             labels: HashMap::new(),
@@ -247,8 +250,8 @@ impl Plan {
             // A peak that this very allocation makes has it, so its sums are put aside only after the change.
             if bytes > self.peaks[which].bytes {
                 let number = peaks[which].number + 1;
-                let (operation, frees) = (Some(operation), self.frees);
-                peaks[which] = Stand { bytes, beside, operation, frees, number };
+                let (operation, gone) = (Some(operation), self.gone);
+                peaks[which] = Stand { bytes, beside, operation, gone, number };
             }
         }
         let is_peak = |which: usize| peaks[which].number != self.peaks[which].number;
@@ -284,13 +287,14 @@ impl Plan {
             return Err(PlanError::NotLive { id });
         }
         self.frees += 1;
+        self.gone += 1;
         Ok(Step { operation, live_bytes: self.live_bytes(), resident_bytes: self.resident_bytes() })
     }
 
     /// Takes off what a log's next row says is gone, without an operation of its own.
     #[cfg(feature = "trace")]
     pub(crate) fn displace(&mut self, id: AllocationId) {
-        self.frees += u64::from(self.take_off(id));
+        self.gone += u64::from(self.take_off(id));
     }
 
     /// Whether the rule places an allocation of so many bytes beside what is live.

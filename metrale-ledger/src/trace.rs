@@ -7,6 +7,9 @@
 //! gzip is told by its first bytes. Windows line ends, a byte order mark, blank lines and headers that come again are no
 //! matter.
 //!
+//! A line that was cut, since the program that wrote it was stopped, makes no sense either. Where that cannot be told, as a
+//! line without an end has all its columns and the last of them is a number, [`Reader::has_open_end`] says so.
+//!
 //! A row that makes no sense ends the reading with its line and the reason, or is counted where the reader is
 //! [lenient](Reader::lenient); so does a row of another device than the first row's, for one pointer may be live on both.
 //! Memory is that of one line.
@@ -28,6 +31,7 @@
 
 mod columns;
 mod follow;
+mod gzip;
 mod reader;
 mod row;
 

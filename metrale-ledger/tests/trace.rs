@@ -106,6 +106,8 @@ fn c05_an_empty_pointer_is_a_failures_only() {
 
 #[test]
 fn c07_deallocate_is_a_free_and_noted() {
+    let log = read_clean(b"Action,Pointer,Size\nalloc,0x1,9\nDEALLOC,0x1,9\nfree,0x2,1\n");
+    assert_eq!((log.live().0, log.aliases), (0, 1));
     let log = read_clean(case!("c07_docs_format"));
     assert_eq!((log.aliases, log.follow.totals().allocations, log.follow.totals().frees), (1, 1, 1));
     assert_eq!(log.live(), (0, 0, 512));
@@ -292,6 +294,19 @@ fn rows_that_make_no_sense_have_a_line_and_a_reason() {
         ),
         ("allocate,0x1,", "the size is missing"),
         ("alocate,0x1,1", "the action \"alocate\" is none of allocate, free, allocate failure"),
+        (
+            "allocate,0x1,1,048,576",
+            "the row has 5 columns and the header 3: none can tell which is which, as where a size is written with commas",
+        ),
+        (
+            "allocate,(nil),512",
+            "512 bytes are allocated at null; an allocation that failed is an \"allocate failure\"",
+        ),
+        (
+            "allocate,0x1,1\rfree,0x1,1",
+            "it has a carriage return inside: end each line by a line feed, with or without one before",
+        ),
+        ("\"allocate,0x1,1", "a quote in it is not closed; no cell of a log goes over several lines"),
     ] {
         let log = format!("Action,Pointer,Size\nallocate,0x10,1\n{row}\nallocate,0x20,2\n");
         let (rows, error) = strict_error(log.as_bytes());
@@ -300,6 +315,63 @@ fn rows_that_make_no_sense_have_a_line_and_a_reason() {
         assert_eq!((lenient.live(), lenient.skipped.len()), ((3, 2, 3), 1));
     }
     assert!(strict_error(b"Action,Pointer,Size\nallocate,0x1,\xff\n").1.ends_with("no UTF-8 text"));
+}
+
+#[test]
+fn a_comma_at_the_end_of_each_line_is_no_column() {
+    assert_eq!(read_clean(b"Action,Pointer,Size\nallocate,0x1,7,\nfree,0x2,,,\n").live(), (7, 1, 7));
+}
+
+#[test]
+fn a_log_whose_lines_end_in_carriage_returns_alone_is_not_an_empty_one() {
+    let log = b"Action,Pointer,Size\rallocate,0x10,512\rfree,0x10,512\r";
+    assert!(strict_error(log).1.contains("carriage return inside"));
+}
+
+#[test]
+fn a_header_set_apart_by_something_else_is_told_what_by() {
+    for (apart, name) in [("\t", "tabs"), (";", "semicolons"), ("|", "bars")] {
+        let log = "Action,Pointer,Size\nallocate,0x10,512\n".replace(',', apart);
+        let error = Reader::new(log.as_bytes()).unwrap().find_map(Result::err).unwrap();
+        let TraceError::Row(error) = error else { panic!("{error}") };
+        assert!(
+            error.is_header
+                && error.reason.ends_with(&format!("set apart by {name}: write the table with commas"))
+        );
+    }
+    let error = Reader::new("Action,Pointer,Size\nallocate,1\n".as_bytes()).unwrap().find_map(Result::err);
+    assert!(matches!(error, Some(TraceError::Row(error)) if !error.is_header));
+}
+
+#[test]
+fn a_log_cut_anywhere_gives_no_row_that_was_not_there() {
+    // With a column behind the size, as RMM writes them: the cut row is whole or refused.
+    let rmm = "Thread,Time,Action,Pointer,Size,Stream\n1,12,allocate,0x7f0010,512,0x12\n1,13,allocate,0x7f0000001000,1048576,0x12\n";
+    let rows: Vec<_> = read_clean(rmm.as_bytes()).rows.iter().map(|row| (row.pointer, row.bytes)).collect();
+    for end in 0..rmm.len() {
+        let mut reader = Reader::new(&rmm.as_bytes()[..end]).unwrap();
+        let read: Vec<Result<Row, _>> = reader.by_ref().collect();
+        let whole = read.iter().flatten().map(|row| (row.pointer, row.bytes));
+        assert!(whole.eq(rows.iter().copied().take(read.iter().flatten().count())), "{end}");
+        if let Some(Err(error)) = read.last() {
+            assert!(error.to_string().contains("the last line is cut off"), "{end}: {error}");
+        }
+        assert!(!reader.has_open_end());
+    }
+    // With the size at the end, none can tell: the reader says so, where the line has no end.
+    for log in ["Action,Pointer,Size\nallocate,0x10,5120", "Size,Action,Pointer\n5120,allocate,0x7f10"] {
+        for (end, open) in [(log.len() - 1, true), (log.len(), true)] {
+            let mut reader = Reader::new(&log.as_bytes()[..end]).unwrap();
+            assert_eq!(reader.by_ref().filter(Result::is_ok).count(), 1);
+            assert_eq!(reader.has_open_end(), open);
+        }
+        let ended = format!("{log}\n");
+        let mut reader = Reader::new(ended.as_bytes()).unwrap();
+        assert_eq!((reader.by_ref().count(), reader.has_open_end()), (1, false));
+    }
+    // Rows may lack the last columns all along.
+    let short = b"Action,Pointer,Size,Stream\nallocate,0x1,4\nallocate,0x2,8";
+    assert_eq!(read_clean(short).live(), (12, 2, 12));
 }
 
 #[test]
@@ -362,6 +434,12 @@ fn gzip_is_told_by_its_magic_and_may_have_members() {
     let mut log = member("Action,Pointer,Size\nallocate,0x1,1\n");
     log.extend(member("allocate,0x2,2\n"));
     assert_eq!(read_clean(&log).live(), (3, 2, 3));
+    // Padding of zeros, as tapes and archives leave it.
+    let padded: Vec<u8> = log.iter().copied().chain([0; 70_000]).collect();
+    assert_eq!(read_clean(&padded).live(), (3, 2, 3));
+    let junk: Vec<u8> = log.iter().copied().chain(*b"\0\0more").collect();
+    let error = Reader::new(junk.as_slice()).unwrap().find_map(Result::err).unwrap().to_string();
+    assert!(error.ends_with("what follows the compressed data is no gzip data"), "{error}");
     let cut = &log[..log.len() - 12];
     let error = Reader::new(cut).unwrap().find_map(Result::err).unwrap();
     assert!(matches!(error, TraceError::Io { line: 2.., .. }), "{error}");

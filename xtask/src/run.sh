@@ -14,7 +14,7 @@ Runs every test of tests.tsv on the GPU present, each in a process of its own, a
   METRALE_TEST_FILTER   run only tests whose program::test matches this extended regular expression
   METRALE_TEST_SKIP     leave out tests whose program::test matches this one
   METRALE_TEST_WRAPPER  command to run each test under, such as
-                        compute-sanitizer --tool memcheck --leak-check full --error-exitcode 9
+                        compute-sanitizer --tool memcheck --leak-check full --report-api-errors no --error-exitcode 9
   METRALE_TEST_TIMEOUT  seconds a test may take (default 120, 0 for no limit; needs `timeout`)
   METRALE_TEST_LOGS     folder that keeps the whole output of each test
   METRALE_TEST_GPUS     how many GPUs there are (default: as nvidia-smi, or else /dev, says). Tests that need two are

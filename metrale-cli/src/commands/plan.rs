@@ -16,6 +16,9 @@ use crate::render::plan::{Fit, OfLog, PlanReport};
 use crate::render::still_live::LiveAllocation;
 use crate::{Console, Exit, concluded, outputs};
 
+/// The device whose packing rule plans go by.
+const MEASURED_ON: &str = "H200";
+
 /// Runs the command.
 pub fn run(args: &PlanArgs, console: &mut Console<'_>) -> Exit {
     match plan(args, console) {
@@ -47,6 +50,11 @@ fn plan(args: &PlanArgs, console: &mut Console<'_>) -> anyhow::Result<PlanReport
         (Some(memory), _) => Some(Fit { into: "the given memory".to_owned(), bytes: memory.0 }),
         (None, Some(device)) => {
             let (name, bytes) = device.free()?;
+            if !name.contains(MEASURED_ON) {
+                console.remark(format_args!(
+                    "note: the plan is by the packing rule of an {MEASURED_ON}; that of {name} was not measured"
+                ));
+            }
             Some(Fit { into: format!("what {name} has free"), bytes })
         }
         (None, None) => None,
@@ -124,6 +132,7 @@ fn plan_log(path: &Path, args: &PlanArgs, console: &mut Console<'_>) -> anyhow::
         nothing: totals.nothing,
         skipped: notes.skipped(),
         findings: notes.findings().clone(),
+        broke_off: notes.broke_off().map(str::to_owned),
         names_lines: notes.names_lines(),
         live_at_end: still_live.collect(),
     };

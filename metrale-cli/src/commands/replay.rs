@@ -85,7 +85,7 @@ fn measure(
     let unexplained_rows = has_table.then_some(done.unexplained_rows);
     Ok(report
         .did(&done, seconds, unexplained_rows)
-        .leaving(script.live_after(done.operations))
+        .leaving(script.live_after(&done))
         .of_log(&script.totals, notes)
         .ended(shortage))
 }
@@ -120,11 +120,16 @@ impl Run<'_> {
         let line = operation.line;
         match operation.act {
             Act::Nothing => {}
-            Act::Free { place } => self.free(place, line)?,
+            Act::Free { place } => {
+                self.free(place, line)?;
+                self.done.frees += 1;
+            }
             Act::Allocate { place, bytes, label } => self.allocate(place, bytes, label, line, labels)?,
             Act::Displace { place, bytes, label } => {
                 self.free(place, line)?;
+                self.done.made_way = true;
                 self.allocate(place, bytes, label, line, labels)?;
+                self.done.made_way = false;
             }
         }
         let number = self.done.operations;
@@ -170,9 +175,7 @@ impl Run<'_> {
     fn free(&mut self, place: usize, line: u64) -> anyhow::Result<()> {
         // Taken out first, so that nothing is freed twice where the driver refuses.
         let at = std::mem::take(&mut self.held[place]);
-        self.backend.free(at).with_context(|| format!("line {line}: freeing"))?;
-        self.done.frees += 1;
-        Ok(())
+        self.backend.free(at).with_context(|| format!("line {line}: freeing"))
     }
 }
 

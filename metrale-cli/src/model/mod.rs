@@ -271,10 +271,12 @@ impl ModelInput {
     }
 }
 
+/// What a gzip file begins with.
+const GZIP: &[u8] = b"\x1f\x8b";
+
 /// Whether a file that begins with `head` is to be taken for a model (or for what is mistaken for one) and not for a table in
 /// text, compressed or not.
 pub(crate) fn is_model(head: &[u8], path: &Path) -> bool {
-    const GZIP: &[u8] = b"\x1f\x8b";
     // Whatever it holds, who names a file so means a table.
     const TABLES: [&str; 3] = ["csv", "tsv", "log"];
     if path.extension().is_some_and(|name| TABLES.iter().any(|table| name.eq_ignore_ascii_case(table))) {
@@ -288,6 +290,11 @@ pub(crate) fn is_model(head: &[u8], path: &Path) -> bool {
     }
     let is_object = foreign::is_json_text(head) && !head.trim_ascii_start().starts_with(b"[");
     !head.starts_with(GZIP) && (!is_text || is_object || foreign::recognize(head, path).is_some())
+}
+
+/// What a file is that begins with `head` and holds no table in text, compressed by gzip or not; none where it may be one.
+pub(crate) fn is_no_table(head: &[u8], path: &Path) -> Option<&'static str> {
+    if head.starts_with(GZIP) { None } else { foreign::recognize(head, path).map(|foreign| foreign.what) }
 }
 
 fn notes(file: &SafetensorsFile) -> impl Iterator<Item = Remark> + '_ {

@@ -227,18 +227,18 @@ impl fmt::Display for LoadReport {
         }
         writeln!(f, "\n{}\n", self.ledger_report.trim_end())?;
 
-        let mut line = |name: &str, bytes: i64, note: &str| writeln!(f, "{}{note}", Line(name, bytes));
-        line("driver used", self.driver_used_bytes, "")?;
-        line("  ledger, live", self.live_bytes as i64, "")?;
+        let mut line = |name: &str, bytes: i128, note: &str| writeln!(f, "{}{note}", Line(name, bytes));
+        line("driver used", self.driver_used_bytes.into(), "")?;
+        line("  ledger, live", self.live_bytes.into(), "")?;
         let note = match self.arena_bytes {
             0 => format!(", {} of it in chunks of small ones", ByteSize(self.chunk_slack_bytes)),
             bytes => format!(", in one arena of {}", ByteSize(bytes)),
         };
-        line("  slack", self.slack_bytes as i64, &note)?;
-        line("  unexplained", self.unexplained_bytes, "")?;
+        line("  slack", self.slack_bytes.into(), &note)?;
+        line("  unexplained", self.unexplained_bytes.into(), "")?;
         line(
             "driver free",
-            self.device_free_bytes as i64,
+            self.device_free_bytes.into(),
             &format!(" of {}", ByteSize(self.device_total_bytes)),
         )?;
         writeln!(f, "\naccount of the device\n{}\n", self.account)?;
@@ -247,13 +247,14 @@ impl fmt::Display for LoadReport {
 }
 
 /// A figure with its name, in bytes and as people read them.
-pub(crate) struct Line<'a>(pub(crate) &'a str, pub(crate) i64);
+pub(crate) struct Line<'a>(pub(crate) &'a str, pub(crate) i128);
 
 impl fmt::Display for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(name, bytes) = *self;
         let sign = if bytes < 0 { "-" } else { "" };
-        write!(f, "{name:<22}{bytes:>16}  {sign}{}", ByteSize(bytes.unsigned_abs()))
+        let size = ByteSize(u64::try_from(bytes.unsigned_abs()).unwrap_or(u64::MAX));
+        write!(f, "{name:<22}{bytes:>16}  {sign}{size}")
     }
 }
 

@@ -40,12 +40,13 @@ pub struct OfLog {
     /// Rows that ask for nothing.
     #[serde(skip)]
     pub(crate) nothing: u64,
-    /// Rows passed over.
-    #[serde(skip)]
-    pub(crate) skipped: u64,
-    /// Odd rows by what was odd.
-    #[serde(skip)]
-    pub(crate) findings: BTreeMap<&'static str, u64>,
+    /// Rows that made no sense and were passed over.
+    #[serde(rename = "skipped_rows")]
+    pub skipped: u64,
+    /// Odd rows by what was odd: `double_free`, `unknown_free`, `already_live`, `size_differs`, `other_stream`.
+    pub findings: BTreeMap<&'static str, u64>,
+    /// Where and why the log could not be read on; `null` where it was read to its end.
+    pub broke_off: Option<String>,
     /// Whether a row names a source line.
     #[serde(skip)]
     pub(crate) names_lines: bool,
@@ -142,7 +143,7 @@ impl PlanReport {
 
     /// The savings in words.
     fn savings(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let comes_and_goes = self.text.frees > 0;
+        let comes_and_goes = self.allocations > self.text.end_live_count;
         match self.peak_resident_bytes.saturating_sub(self.arena_resident_bytes) {
             0 => writeln!(f, "one arena for all of it would save nothing")?,
             saved if comes_and_goes => writeln!(
@@ -206,7 +207,7 @@ impl fmt::Display for PlanReport {
             ("in one arena", self.arena_resident_bytes, String::new()),
         ];
         for (name, bytes, note) in rows {
-            writeln!(f, "{}{note}", Line(name, i64::try_from(bytes).unwrap_or(i64::MAX)))?;
+            writeln!(f, "{}{note}", Line(name, bytes.into()))?;
         }
         if text.holders.iter().any(|holder| holder.label.is_some()) {
             writeln!(f, "\nheld at the resident peak by")?;

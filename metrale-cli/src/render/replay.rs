@@ -44,6 +44,8 @@ pub struct ReplayReport {
     pub findings: BTreeMap<&'static str, u64>,
     /// The lines of the first ten of each of these.
     pub finding_lines: BTreeMap<&'static str, Vec<u64>>,
+    /// Where and why the log could not be read on; `null` where it was read to its end.
+    pub broke_off: Option<String>,
     /// What is live after the last operation (or, out of memory, the last that fitted).
     pub live_at_end: StillLive,
     /// Wall time of the operations, in seconds.
@@ -135,6 +137,7 @@ impl ReplayReport {
             skipped_rows: 0,
             findings: BTreeMap::new(),
             finding_lines: BTreeMap::new(),
+            broke_off: None,
             live_at_end: StillLive::default(),
             seconds: 0.0,
             peak: HeldThen::of(peak, top, min_mb),
@@ -166,6 +169,7 @@ impl ReplayReport {
             skipped_rows: notes.skipped(),
             findings: notes.findings().clone(),
             finding_lines: notes.finding_lines().clone(),
+            broke_off: notes.broke_off().map(str::to_owned),
             names_lines: notes.names_lines(),
             ..self
         }
@@ -224,12 +228,12 @@ impl fmt::Display for ReplayReport {
         }
         write!(f, "{}", self.live_at_end)?;
         writeln!(f)?;
-        writeln!(f, "{}", Line("peak resident", self.peak_resident_bytes as i64))?;
-        writeln!(f, "{}", Line("driver used", self.driver_used_bytes))?;
-        writeln!(f, "{}", Line("  ledger, live", self.end.live_bytes as i64))?;
-        writeln!(f, "{}", Line("  slack", self.end.slack_bytes as i64))?;
-        writeln!(f, "{}", Line("  unexplained", self.unexplained_bytes))?;
-        writeln!(f, "{}", Line("driver free", self.device_free_bytes as i64))?;
+        writeln!(f, "{}", Line("peak resident", self.peak_resident_bytes.into()))?;
+        writeln!(f, "{}", Line("driver used", self.driver_used_bytes.into()))?;
+        writeln!(f, "{}", Line("  ledger, live", self.end.live_bytes.into()))?;
+        writeln!(f, "{}", Line("  slack", self.end.slack_bytes.into()))?;
+        writeln!(f, "{}", Line("  unexplained", self.unexplained_bytes.into()))?;
+        writeln!(f, "{}", Line("driver free", self.device_free_bytes.into()))?;
         match self.unexplained_rows {
             Some(0) => writeln!(f, "after every row the driver had kept exactly what the ledger says")?,
             Some(rows) => {

@@ -42,7 +42,8 @@ pub struct Peak {
     pub bytes: u64,
     /// The number of the operation that made it, from 0; none where nothing was allocated.
     pub operation: Option<u64>,
-    /// Frees before it: where there were none, what nobody holds is due to sizes and their order alone.
+    /// Allocations that were freed before it, or made way for another one: where there were none, what nobody holds is due to
+    /// sizes and their order alone.
     pub frees_before: u64,
     /// Bytes live there, as asked for.
     pub live_bytes: u64,
@@ -143,7 +144,7 @@ impl Plan {
         Peak {
             bytes: stand.bytes,
             operation: stand.operation,
-            frees_before: stand.frees,
+            frees_before: stand.gone,
             live_bytes,
             resident_bytes,
             holders,
@@ -163,6 +164,11 @@ impl Summary {
     pub fn rule(&self) -> PackingRule {
         // Made from a rule, so the numbers fit together, unless someone wrote others into it.
         PackingRule::new(self.chunk_bytes, self.granularity_bytes).unwrap_or_default()
+    }
+
+    /// Whether something was allocated that is not live any more.
+    pub fn comes_and_goes(&self) -> bool {
+        self.allocations > self.end_live_count
     }
 
     /// Bytes that one arena would save at the peak, if any.
@@ -209,7 +215,7 @@ impl fmt::Display for Summary {
             ByteSize(rounding),
             ByteSize(peak.hole_bytes)
         )?;
-        let at_least = if self.frees > 0 { "at least " } else { "" };
+        let at_least = if self.comes_and_goes() { "at least " } else { "" };
         match self.arena_saves_bytes() {
             0 => writeln!(
                 f,
@@ -220,7 +226,7 @@ impl fmt::Display for Summary {
                 f,
                 "one arena would take {at_least}{}, and save {}{}",
                 ByteSize(self.arena_resident_bytes),
-                if self.frees > 0 { "at most " } else { "" },
+                if self.comes_and_goes() { "at most " } else { "" },
                 ByteSize(saved)
             ),
         }

@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use super::reader::excerpt;
 use super::row::Action;
 
 /// Where the columns are.
@@ -16,6 +17,8 @@ pub(super) struct Columns {
     pub(super) stream: Option<usize>,
     pub(super) location: Option<usize>,
     pub(super) device: Option<usize>,
+    /// How many there are, those of other names among them.
+    pub(super) width: usize,
 }
 
 /// What a line is to the one who looks for a header.
@@ -63,7 +66,41 @@ impl Columns {
         stream: Some(5),
         location: None,
         device: None,
+        width: 6,
     };
+
+    /// Those of a log that begins with this line: none where it is a row, of a log without a header.
+    ///
+    /// # Errors
+    /// Why it is neither, and what to do.
+    pub(super) fn of_line(cells: &[&str], line: &str) -> Result<Option<Self>, String> {
+        match Self::of_header(cells) {
+            Header::Is(columns) => Ok(Some(columns)),
+            Header::Lacks(names) => Err(format!("the header names no column {}", names.join(", nor "))),
+            Header::Twice(twice) => Err(twice.to_string()),
+            Header::No if cells.len() == Self::RMM.width && action(cells[Self::RMM.action]).is_some() => {
+                Ok(None)
+            }
+            Header::No => {
+                let shown = excerpt(line);
+                let apart = |by: &str| {
+                    let cells: Vec<_> = line.split(by).collect();
+                    !matches!(Self::of_header(&cells), Header::No)
+                };
+                match [("\t", "tabs"), (";", "semicolons"), ("|", "bars")]
+                    .into_iter()
+                    .find(|(by, _)| apart(by))
+                {
+                    Some((_, name)) => {
+                        Err(format!("{shown:?} is a header set apart by {name}: write the table with commas"))
+                    }
+                    None => Err(format!(
+                        "{shown:?} is neither a header that names Action, Pointer and Size nor a row"
+                    )),
+                }
+            }
+        }
+    }
 
     pub(super) fn of_header(cells: &[&str]) -> Header {
         let mut twice = None;
@@ -94,6 +131,7 @@ impl Columns {
                 stream: find(&["stream"]),
                 location: find(&["location"]),
                 device: find(&["device id", "device"]),
+                width: cells.len(),
             },
             [None, None, None] => return Header::No,
             _ => {
@@ -106,13 +144,15 @@ impl Columns {
     }
 }
 
-/// The action of a cell; `deallocate` stands in the documentation of logs, if not in logs.
+/// The action of a cell; `deallocate` stands in the documentation of logs, if not in logs. `free` is the only other word for
+/// a free.
 pub(super) fn action(cell: &str) -> Option<Action> {
     const NAMES: &[(&str, Action)] = &[
         ("allocate", Action::Allocate),
         ("alloc", Action::Allocate),
         ("free", Action::Free),
         ("deallocate", Action::Free),
+        ("dealloc", Action::Free),
         ("allocate failure", Action::AllocateFailure),
     ];
     NAMES.iter().find(|(name, _)| cell.eq_ignore_ascii_case(name)).map(|&(_, action)| action)

@@ -107,6 +107,61 @@ pub struct LiveRow {
     pub stream: Option<u64>,
 }
 
+/// As it is kept: in few bytes, since millions may be live.
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    bytes: u64,
+    /// From the lowest bit: the line, then the stream's number in [`Streams`].
+    rest: u64,
+}
+
+impl Kept {
+    /// Beyond these a log of a terabyte would not come.
+    const LINE_BITS: u32 = 40;
+    const LAST_LINE: u64 = (1 << Self::LINE_BITS) - 1;
+
+    fn new(row: &Row, stream: u64) -> Self {
+        Self { bytes: row.bytes, rest: row.line.min(Self::LAST_LINE) | stream << Self::LINE_BITS }
+    }
+
+    fn line(self) -> u64 {
+        self.rest & Self::LAST_LINE
+    }
+
+    fn stream(self) -> u64 {
+        self.rest >> Self::LINE_BITS
+    }
+}
+
+/// The streams that a log names, by number.
+#[derive(Clone, Debug, Default)]
+struct Streams {
+    numbers: HashMap<u64, u64, Mixer>,
+    names: Vec<u64>,
+}
+
+impl Streams {
+    /// Stands for a row that names none.
+    const NONE: u64 = (1 << (u64::BITS - Kept::LINE_BITS)) - 1;
+
+    /// The number of a stream. Beyond millions of them, none has one.
+    fn number(&mut self, stream: Option<u64>) -> u64 {
+        let Some(stream) = stream else { return Self::NONE };
+        let next = self.names.len() as u64;
+        if next == Self::NONE {
+            return self.numbers.get(&stream).copied().unwrap_or(Self::NONE);
+        }
+        *self.numbers.entry(stream).or_insert_with(|| {
+            self.names.push(stream);
+            next
+        })
+    }
+
+    fn of(&self, kept: Kept) -> Option<u64> {
+        self.names.get(kept.stream() as usize).copied()
+    }
+}
+
 /// Sums over the rows so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -148,7 +203,8 @@ pub struct Followed {
 /// Follows a log through a plan.
 #[derive(Clone, Debug, Default)]
 pub struct Follow {
-    live: HashMap<u64, LiveRow, Mixer>,
+    live: HashMap<u64, Kept, Mixer>,
+    streams: Streams,
     /// The last frees: once there are many, they become the older ones, and those before are forgotten.
     freed: HashMap<u64, u64, Mixer>,
     freed_earlier: HashMap<u64, u64, Mixer>,
@@ -188,7 +244,7 @@ impl Follow {
                             return Err(error);
                         }
                         self.live.remove(&row.pointer);
-                        finding = Some(FindingKind::AlreadyLive { bytes: old.bytes, line: old.line });
+                        finding = Some(FindingKind::AlreadyLive { bytes: old.bytes, line: old.line() });
                         plan.displace(row.pointer);
                         self.totals.live_bytes -= old.bytes;
                     }
@@ -220,8 +276,8 @@ impl Follow {
             // The plan may have been used for something else before; the log's word counts.
             Err(_) => plan.pass(),
         };
-        let live = LiveRow { pointer: row.pointer, bytes: row.bytes, line: row.line, stream: row.stream };
-        self.live.insert(row.pointer, live);
+        let stream = self.streams.number(row.stream);
+        self.live.insert(row.pointer, Kept::new(row, stream));
         self.freed.remove(&row.pointer);
         self.freed_earlier.remove(&row.pointer);
         self.totals.live_bytes = self.totals.live_bytes.saturating_add(row.bytes);
@@ -251,7 +307,7 @@ impl Follow {
         let kind = if row.bytes != 0 && row.bytes != live.bytes {
             Some(FindingKind::SizeDiffers { allocated: live.bytes })
         } else {
-            match (live.stream, row.stream) {
+            match (self.streams.of(live), row.stream) {
                 (Some(allocated_on), Some(freed_on)) if allocated_on != freed_on => {
                     Some(FindingKind::OtherStream { allocated_on })
                 }
@@ -275,6 +331,11 @@ impl Follow {
 
     /// As [`live`](Self::live), in no order: for sums, or for a few of very many.
     pub fn live_unordered(&self) -> impl Iterator<Item = LiveRow> + '_ {
-        self.live.values().copied()
+        self.live.iter().map(|(&pointer, &kept)| LiveRow {
+            pointer,
+            bytes: kept.bytes,
+            line: kept.line(),
+            stream: self.streams.of(kept),
+        })
     }
 }

@@ -5,9 +5,8 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::Path;
 
-use flate2::bufread::MultiGzDecoder;
-
 use super::columns::{self, Columns, DAY_NS, Header, Time};
+use super::gzip::{MAGIC, Members};
 use super::row::{Action, Row, RowError, TraceError};
 
 /// No log has longer lines; without a limit, a file of something else might be read as one.
@@ -24,11 +23,15 @@ struct Reason {
     text: String,
     /// It would be one, of another device.
     is_device: bool,
+    /// It is the one that was to say which column is which.
+    is_header: bool,
+    /// It is no text.
+    is_binary: bool,
 }
 
 impl From<String> for Reason {
     fn from(text: String) -> Self {
-        Self { text, is_device: false }
+        Self { text, is_device: false, is_header: false, is_binary: false }
     }
 }
 
@@ -57,6 +60,9 @@ pub struct Reader<'a> {
     /// The device of the first row that names one.
     device: Option<Box<str>>,
     aliases: u64,
+    open_end: bool,
+    /// Cells of the last row.
+    last_width: Option<usize>,
     first_time: Option<i64>,
     last_of_day: i64,
     days: i64,
@@ -82,10 +88,10 @@ impl<'a> Reader<'a> {
         let mut source = source;
         let mut head = Vec::new();
         source.by_ref().take(2).read_to_end(&mut head)?;
-        let is_gzip = head == [0x1f, 0x8b];
+        let is_gzip = head == MAGIC;
         let whole = BufReader::new(Cursor::new(head).chain(source));
         let lines: Box<dyn BufRead + 'a> =
-            if is_gzip { Box::new(BufReader::new(MultiGzDecoder::new(whole))) } else { Box::new(whole) };
+            if is_gzip { Box::new(BufReader::new(Members::new(whole))) } else { Box::new(whole) };
         Ok(Self {
             lines,
             line: Vec::new(),
@@ -96,6 +102,8 @@ impl<'a> Reader<'a> {
             broke_off: None,
             device: None,
             aliases: 0,
+            open_end: false,
+            last_width: None,
             first_time: None,
             last_of_day: 0,
             days: 0,
@@ -122,9 +130,15 @@ impl<'a> Reader<'a> {
         self.broke_off.as_ref()
     }
 
-    /// Rows so far whose action was written `deallocate`, which no known program does; taken as a free.
+    /// Rows so far whose action was written `deallocate` or `dealloc`, which no known program does; taken as frees.
     pub fn alias_count(&self) -> u64 {
         self.aliases
+    }
+
+    /// Whether the last row has no line end and its last cell is its pointer or size. A log that was cut just there lacks
+    /// digits of it, which nothing else would tell.
+    pub fn has_open_end(&self) -> bool {
+        self.open_end
     }
 
     /// Whether a header, or a row that stands without one, was read so far. Where a lenient reader has passed over lines and
@@ -169,7 +183,8 @@ impl<'a> Reader<'a> {
         Ok(Some(ended))
     }
 
-    fn parse(&mut self, line: &str) -> Result<Option<Row>, Reason> {
+    /// The row of a line, none for a header. `ended` tells whether its end was read.
+    fn parse(&mut self, line: &str, ended: bool) -> Result<Option<Row>, Reason> {
         let quoted;
         let many: Vec<&str>;
         let mut few = [""; FEW];
@@ -193,26 +208,14 @@ impl<'a> Reader<'a> {
         };
         let columns = match self.columns {
             Some(columns) => columns,
-            None => match Columns::of_header(cells) {
-                Header::Is(columns) => {
+            None => match Columns::of_line(cells, line) {
+                Ok(Some(columns)) => {
                     self.columns = Some(columns);
                     return Ok(None);
                 }
-                Header::Lacks(names) => {
-                    return Err(format!("the header names no column {}", names.join(", nor ")).into());
-                }
-                Header::Twice(twice) => return Err(twice.to_string().into()),
                 // A log without a header has its columns as its writer orders them.
-                Header::No if cells.len() == 6 && columns::action(cells[Columns::RMM.action]).is_some() => {
-                    Columns::RMM
-                }
-                Header::No => {
-                    return Err(format!(
-                        "{:?} is neither a header that names Action, Pointer and Size nor a row",
-                        excerpt(line)
-                    )
-                    .into());
-                }
+                Ok(None) => Columns::RMM,
+                Err(text) => return Err(Reason { is_header: true, ..text.into() }),
             },
         };
         let cell = |at: usize| cells.get(at).copied();
@@ -234,6 +237,15 @@ impl<'a> Reader<'a> {
             let written = excerpt(written);
             return Err(format!("the action {written:?} is none of allocate, free, allocate failure").into());
         };
+        // Who ends each line with a comma means nothing by it.
+        if cells.len() > columns.width && cells[columns.width..].iter().any(|cell| !cell.is_empty()) {
+            let (many, width) = (cells.len(), columns.width);
+            let reason = format!(
+                "the row has {many} columns and the header {width}: none can tell which is which, as where a size is \
+                 written with commas"
+            );
+            return Err(reason.into());
+        }
         let device = columns.device.and_then(cell).filter(|cell| !cell.is_empty());
         if let Some(device) = device {
             self.check_device(device)?;
@@ -246,9 +258,21 @@ impl<'a> Reader<'a> {
             "" if action == Action::Free => 0,
             written => columns::bytes(written)?,
         };
-        if written.eq_ignore_ascii_case("deallocate") {
-            self.aliases += 1;
+        if action == Action::Allocate && pointer == 0 && bytes > 0 {
+            let reason = format!(
+                "{bytes} bytes are allocated at null; an allocation that failed is an \"allocate failure\""
+            );
+            return Err(reason.into());
         }
+        if !ended {
+            let (many, usual) = (cells.len(), self.last_width.unwrap_or(columns.width));
+            if many < usual {
+                return Err(format!("it has {many} of {usual} columns").into());
+            }
+            self.open_end = [columns.pointer, columns.bytes].contains(&(many - 1));
+        }
+        self.last_width = Some(cells.len());
+        self.aliases += u64::from(action == Action::Free && !written.eq_ignore_ascii_case("free"));
         // Not that of a row that makes no sense, which would leave all others out.
         if self.device.is_none() {
             self.device = device.map(Into::into);
@@ -280,7 +304,7 @@ impl<'a> Reader<'a> {
             excerpt(device),
             excerpt(first)
         );
-        Err(Reason { text: reason, is_device: true })
+        Err(Reason { is_device: true, ..reason.into() })
     }
 
     fn elapsed(&mut self, time: Time) -> i64 {
@@ -310,13 +334,16 @@ impl<'a> Reader<'a> {
                 Err(error) => return Err(error),
             };
             let bytes = std::mem::take(&mut self.line);
-            let parsed = self.parse_bytes(&bytes);
+            let parsed = self.parse_bytes(&bytes, ended);
             self.line = bytes;
             match parsed {
                 Ok(Some(row)) => return Ok(Some(row)),
                 Ok(None) => {}
                 Err(reason) => {
-                    let error = RowError { line: self.number, reason: reason.text, cut: !ended };
+                    let Reason { text, is_header, is_binary, .. } = reason;
+                    // What is no text from the first line on was none before a cut either.
+                    let cut = !(ended || is_binary && is_header);
+                    let error = RowError { line: self.number, reason: text, cut, is_header };
                     if !self.lenient {
                         return Err(TraceError::Row(error));
                     }
@@ -331,14 +358,24 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn parse_bytes(&mut self, bytes: &[u8]) -> Result<Option<Row>, Reason> {
+    fn parse_bytes(&mut self, bytes: &[u8], ended: bool) -> Result<Option<Row>, Reason> {
         if bytes == b"\0" {
             return Err(format!("longer than {LONGEST_LINE} bytes, so no row of a log").into());
         }
         let bytes =
             if self.number == 1 { bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes) } else { bytes };
-        let line = std::str::from_utf8(bytes).map_err(|_| "it is no UTF-8 text".to_owned())?.trim();
-        if line.is_empty() { Ok(None) } else { self.parse(line) }
+        let is_header = self.columns.is_none();
+        let no_text =
+            |_| Reason { is_header, is_binary: true, ..Reason::from("it is no UTF-8 text".to_owned()) };
+        let line = std::str::from_utf8(bytes).map_err(no_text)?.trim();
+        if line.contains('\r') {
+            return Err(
+                "it has a carriage return inside: end each line by a line feed, with or without one before"
+                    .to_owned()
+                    .into(),
+            );
+        }
+        if line.is_empty() { Ok(None) } else { self.parse(line, ended) }
     }
 }
 
@@ -357,6 +394,10 @@ impl Iterator for Reader<'_> {
 
 /// The cells of a line with quotes in it.
 fn unquote(line: &str) -> Result<csv::StringRecord, String> {
+    // One inside a cell is written twice.
+    if line.matches('"').count() % 2 == 1 {
+        return Err("a quote in it is not closed; no cell of a log goes over several lines".to_owned());
+    }
     let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(line.as_bytes());
     let mut record = csv::StringRecord::new();
     match reader.read_record(&mut record) {
@@ -367,7 +408,7 @@ fn unquote(line: &str) -> Result<csv::StringRecord, String> {
 }
 
 /// The beginning of what makes no sense.
-fn excerpt(text: &str) -> String {
+pub(super) fn excerpt(text: &str) -> String {
     let mut shown: String = text.chars().take(SHOWN).collect();
     if shown.len() < text.len() {
         shown.push('…');

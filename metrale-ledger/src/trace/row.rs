@@ -58,6 +58,8 @@ pub struct RowError {
     pub reason: String,
     /// The end of the file came in the middle of it: the program that wrote it was stopped.
     pub cut: bool,
+    /// It was to be the header, so no other line makes sense without it.
+    pub is_header: bool,
 }
 
 impl fmt::Display for RowError {
