@@ -165,7 +165,7 @@ impl BackendBuilder {
         let small_most = small_most(&config, host.facts().total_bytes);
         let backend = MetraleCudaBackend {
             seat: Seat::take(&host),
-            book: Book::default(),
+            book: Book::new(config.recent_events),
             zones: Zones::new(config.redzone.clone()),
             costs,
             polling: Polling::default(),
@@ -362,6 +362,16 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::scope`](crate::GpuBackend::scope).
     pub fn scope(&self, label: &str) -> ScopeGuard {
         self.book.ledger().scope(label)
+    }
+
+    /// See [`GpuBackend::tag`](crate::GpuBackend::tag).
+    pub fn tag(&self, ptr: DevicePtr, tag: &str) -> bool {
+        self.book.ledger().tag(ptr.0, tag)
+    }
+
+    /// See [`GpuBackend::reset_peak`](crate::GpuBackend::reset_peak).
+    pub fn reset_peak(&self) {
+        self.book.ledger().reset_peak();
     }
 
     /// Its place among the backends of the device, where captures and graphs are kept.

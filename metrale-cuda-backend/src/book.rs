@@ -8,12 +8,19 @@ use metrale_ledger::{AllocKind, AllocRecord, ForgetError, Ledger, RecordMisuse, 
 use crate::parts::KEEPS_LEDGER;
 
 /// The one ledger of a backend. Everything that writes goes through here.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Book {
     ledger: Ledger,
 }
 
 impl Book {
+    /// An empty ledger that keeps so many of its last events.
+    pub(crate) fn new(events: usize) -> Self {
+        let ledger = Ledger::new();
+        ledger.keep_events(events);
+        Self { ledger }
+    }
+
     /// The ledger, for reading and for scopes.
     pub(crate) fn ledger(&self) -> &Ledger {
         &self.ledger

@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | `METRALE_DEBUG_SYNC_KERNELS` | [`BackendConfig::debug_sync_kernels`] | `1` on; `0`, empty or unset off |
 //! | `METRALE_TIME_KERNELS` | [`BackendConfig::time_kernels`] | `1` on; `0`, empty or unset off |
+//! | `METRALE_RECENT_EVENTS` | [`BackendConfig::recent_events`] | how many; `0`, empty or unset off |
 //! | `METRALE_REDZONE` | [`RedzoneConfig::band_bytes`] | bytes, rounded up to 16; `0`, empty or unset off |
 //! | `METRALE_REDZONE_MIN_IDX` | [`RedzoneConfig::min_index`] | the first creation index that gets a band; 0 if unset |
 //! | `METRALE_REDZONE_FILL` | [`RedzoneConfig::fill`] | a decimal byte; 238 if unset |
@@ -20,6 +21,9 @@ pub const DEBUG_SYNC_KERNELS: &str = "METRALE_DEBUG_SYNC_KERNELS";
 
 /// The variable behind [`BackendConfig::time_kernels`].
 pub const TIME_KERNELS: &str = "METRALE_TIME_KERNELS";
+
+/// The variable behind [`BackendConfig::recent_events`].
+pub const RECENT_EVENTS: &str = "METRALE_RECENT_EVENTS";
 
 /// What a backend does beyond its plain work. [`Default`] is all off, whatever the environment says.
 ///
@@ -40,6 +44,11 @@ pub struct BackendConfig {
     /// span holds nothing but its kernel only where streams do not share the device. Launches inside a capture are left
     /// alone.
     pub time_kernels: bool,
+    /// How many of the ledger's last events are kept: what was allocated and freed, where and in which order, for
+    /// [`LedgerProbe::recent_events`](metrale_ledger::LedgerProbe::recent_events) and for
+    /// [`OutOfMemory`](crate::OutOfMemory), which tells the last of them. 0: none. Costs memory for each, and has all threads
+    /// share one lock.
+    pub recent_events: usize,
     /// Bands around allocations, in which a stray write shows. Off. Costs a fill at each allocation, a check at each free,
     /// and the bands' memory.
     pub redzone: RedzoneConfig,
@@ -65,6 +74,7 @@ impl BackendConfig {
         Ok(Self {
             debug_sync_kernels: switch(&lookup, DEBUG_SYNC_KERNELS)?,
             time_kernels: switch(&lookup, TIME_KERNELS)?,
+            recent_events: count(&lookup, RECENT_EVENTS)?,
             redzone: RedzoneConfig::from_variables(&lookup)?,
             meminfo_path: None,
         })
@@ -99,6 +109,26 @@ fn switch(lookup: &impl Fn(&str) -> Option<OsString>, variable: &'static str) ->
     }
 }
 
+/// Reads a variable that says how many.
+fn count(lookup: &impl Fn(&str) -> Option<OsString>, variable: &'static str) -> Result<usize, ConfigError> {
+    let Some(raw) = lookup(variable) else { return Ok(0) };
+    let value = raw.to_string_lossy();
+    let count = match value.trim() {
+        "" => Some(0),
+        digits => decimal(digits).and_then(|count| usize::try_from(count).ok()),
+    };
+    count.ok_or_else(|| ConfigError {
+        variable,
+        value: value.into_owned(),
+        expected: "give a number in decimal digits, such as 100; 0 is off",
+    })
+}
+
+/// A number of decimal digits and nothing else; `parse` alone would take a sign.
+pub(crate) fn decimal(digits: &str) -> Option<u64> {
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,6 +150,20 @@ mod tests {
             assert_eq!((error.variable, error.value.as_str()), (DEBUG_SYNC_KERNELS, wrong));
             let text = error.to_string();
             assert!(text.contains(DEBUG_SYNC_KERNELS) && text.contains("set it to 1"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_number_of_events_is_decimal_or_an_error_that_names_it() {
+        let with = |value: &str| {
+            let value = value.to_owned();
+            let lookup = move |name: &str| (name == RECENT_EVENTS).then(|| OsString::from(&value));
+            BackendConfig::from_variables(lookup).map(|config| config.recent_events)
+        };
+        assert_eq!((with(""), with("0"), with(" 100 ")), (Ok(0), Ok(0), Ok(100)));
+        for wrong in ["-1", "+1", "0x10", "many", "99999999999999999999"] {
+            let error = with(wrong).unwrap_err();
+            assert_eq!((error.variable, error.value.as_str()), (RECENT_EVENTS, wrong));
         }
     }
 

@@ -316,6 +316,14 @@ impl GpuBackend for MetraleCudaBackend {
         Self::scope(self, label)
     }
 
+    fn tag(&self, ptr: DevicePtr, tag: &str) -> bool {
+        Self::tag(self, ptr, tag)
+    }
+
+    fn reset_peak(&self) {
+        Self::reset_peak(self);
+    }
+
     fn memory_info(&self) -> Result<MemoryInfo> {
         Self::memory_info(self)
     }

@@ -631,6 +631,16 @@ pub trait GpuBackend: Send + Sync {
     /// Labels what this thread allocates until the guard is dropped; nested labels join with `/`.
     fn scope(&self, label: &str) -> ScopeGuard;
 
+    /// Names one live allocation, whatever scope it was made in, by its first byte: reports, snapshots and answers about the
+    /// address tell the name. False, and nothing done, where none begins there. Does not block.
+    fn tag(&self, ptr: DevicePtr, tag: &str) -> bool;
+
+    /// Starts the ledger's peaks anew from what is live now, so that the next [`peak_snapshot`] is of a phase: a request, or
+    /// all behind the load. Does not block.
+    ///
+    /// [`peak_snapshot`]: LedgerProbe::peak_snapshot
+    fn reset_peak(&self);
+
     /// Free and total bytes of the device, as the driver says them now (about 7 µs). Does not block. Refused on a thread
     /// that captures.
     ///

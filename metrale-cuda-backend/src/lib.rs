@@ -91,7 +91,7 @@ pub mod redzone;
 pub mod tensor_map;
 
 pub use backend::{BackendBuilder, MetraleCudaBackend};
-pub use config::{BackendConfig, ConfigError, DEBUG_SYNC_KERNELS, TIME_KERNELS};
+pub use config::{BackendConfig, ConfigError, DEBUG_SYNC_KERNELS, RECENT_EVENTS, TIME_KERNELS};
 pub use error::{
     BadArgument, CallFailed, ContextLost, FeatureOff, LedgerConflict, NotBound, NotSupported, Remedy, remedy,
 };
@@ -108,8 +108,8 @@ pub use memory::{
 pub use merged_report::{DeviceLedger, MergedReport};
 pub use metrale_driver_sys::{CUtensorMap, DriverApi, DriverError, DriverFn};
 pub use metrale_ledger::{
-    AllocKind, AllocRecord, ByteSize, ForgetError, LedgerProbe, LiveAllocation, ScopeGuard, Snapshot,
-    SubRangeError,
+    AllocKind, AllocRecord, ByteSize, Event, EventKind, ForgetError, FreedBy, LedgerProbe, LiveAllocation,
+    ScopeGuard, Snapshot, SubRangeError,
 };
 pub use metrale_registry::{
     CudaHost, DeviceFacts, HostError, LaunchError, LaunchExcess, MetraleRegistry, RegistryError,

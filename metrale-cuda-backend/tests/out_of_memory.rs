@@ -6,7 +6,10 @@ mod common;
 use std::sync::Arc;
 
 use common::{KIB, MIB, backend};
-use metrale_cuda_backend::{AllocKind, DriverFn, MetraleCudaBackend, OutOfMemory, Remedy, Verdict, remedy};
+use metrale_cuda_backend::{
+    AllocKind, BackendConfig, DriverFn, EventKind, FreedBy, MetraleCudaBackend, OutOfMemory, Remedy, Verdict,
+    remedy,
+};
 use metrale_driver_sim::{FaultDriver, Profile, SimDriver};
 
 /// A device of 1 GiB, of which the context takes nothing.
@@ -138,4 +141,27 @@ fn a_driver_that_cannot_say_what_is_free_does_not_spoil_the_answer() {
     assert_eq!((error.free_bytes, error.verdict), (None, Verdict::Unknown));
     faulty.fail_nth(DriverFn::cuMemAlloc_v2, 1, 2);
     assert_eq!(fail(&backend, MIB).verdict, Verdict::EnoughIsFree);
+}
+
+#[test]
+fn the_last_events_are_told_where_they_are_kept() {
+    let mut config = BackendConfig::default();
+    config.recent_events = 12;
+    let backend = MetraleCudaBackend::builder().driver(small()).config(config).build().unwrap();
+    let (all, line) = ((0..20).map(|_| backend.alloc(MIB).unwrap()).collect::<Vec<_>>(), line!());
+    backend.free(all[3]).unwrap();
+    let free_line = line!() - 1;
+    assert_eq!(backend.ledger_probe().recent_events().len(), 12);
+    let error = fail(&backend, 1020 * MIB);
+    assert_eq!(error.last_events.len(), 10);
+    let text = error.to_string();
+    assert!(text.contains("last on the ledger:\n    11 recorded "), "{text}");
+    let freed = error.last_events.last().unwrap();
+    assert_eq!((freed.kind, freed.allocation.addr), (EventKind::Gone(FreedBy::Free), all[3].0));
+    assert_eq!((freed.at.line(), freed.allocation.record.site.line()), (free_line, line));
+    // Off by default.
+    let other = common::backend(small());
+    other.alloc(MIB).unwrap();
+    let error = fail(&other, 1024 * MIB);
+    assert!(error.last_events.is_empty() && !error.to_string().contains("last on the ledger"));
 }

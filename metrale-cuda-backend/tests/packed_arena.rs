@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{KIB, MIB, assert_site, backend, logged};
 use metrale_cuda_backend::{
-    ArenaError, BackendConfig, BadArgument, CopyOutOfBounds, DevicePtr, ForgetError, FreeError,
+    AllocKind, ArenaError, BackendConfig, BadArgument, CopyOutOfBounds, DevicePtr, ForgetError, FreeError,
     MetraleCudaBackend, PackedArena, Remedy, SubRangeError, remedy,
 };
 use metrale_driver_sim::{TraceDriver, on_both_drivers};
@@ -53,6 +53,27 @@ on_both_drivers! {
         assert_site(&probe.sub_ranges(arena.base().0)[0].site.to_string(), file!(), line);
         arena.free().unwrap();
         assert_eq!(used(&backend, before), 0);
+        probe.assert_nothing_live();
+    }
+
+    an_arena_with_a_share_in_its_backend_may_be_kept_beside_it(driver) {
+        struct Engine {
+            backend: Arc<MetraleCudaBackend>,
+            weights: PackedArena<Arc<MetraleCudaBackend>>,
+        }
+        let backend = Arc::new(backend(driver));
+        let probe = backend.ledger_probe();
+        let (weights, line) = (Arc::clone(&backend).packed_arena_owned(MIB).unwrap(), line!());
+        let engine = Engine { backend, weights };
+        let part = engine.weights.take("weight", 4096).unwrap();
+        engine.backend.copy_h2d(&[7; 4096], part).unwrap();
+        assert!(engine.backend.copy_h2d(&[7; 4097], part).is_err());
+        assert_site(&probe.allocations_of(AllocKind::Arena)[0].1.site.to_string(), file!(), line);
+        let Engine { backend, weights } = engine;
+        // The backend lives as long as the arena.
+        drop(backend);
+        assert_eq!(probe.arena_count(), 1);
+        drop(weights);
         probe.assert_nothing_live();
     }
 

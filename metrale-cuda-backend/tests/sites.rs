@@ -92,3 +92,20 @@ fn scopes_label_what_a_thread_allocates() {
     face.free(ptr).unwrap();
     face.free(plain).unwrap();
 }
+
+#[test]
+fn a_tag_names_one_allocation_and_peaks_begin_anew() {
+    let backend = backend(sim());
+    let face: &dyn GpuBackend = &backend;
+    let (first, second) = (backend.alloc(4096).unwrap(), backend.alloc(100).unwrap());
+    assert!(face.tag(second, "kv cache"));
+    assert!(!backend.tag(first.offset(1), "inside"), "only by its first byte");
+    let tags: Vec<_> =
+        backend.ledger_probe().snapshot().by_tag().into_iter().map(|row| (row.label, row.bytes)).collect();
+    assert_eq!(tags, [(None, 4096), (Some("kv cache".into()), 100)]);
+    backend.free(first).unwrap();
+    let peak = || backend.ledger_probe().peak_snapshot().totals.live_bytes;
+    assert_eq!(peak(), 4196);
+    face.reset_peak();
+    assert_eq!((peak(), backend.ledger_probe().peak_bytes()), (100, 100));
+}

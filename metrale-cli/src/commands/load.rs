@@ -134,7 +134,7 @@ struct Loaded<'input> {
 struct Held<'input> {
     tensors: Vec<Loaded<'input>>,
     /// Where they lie, if they share one allocation.
-    arena: Option<PackedArena<'input>>,
+    arena: Option<PackedArena<&'input MetraleCudaBackend>>,
 }
 
 impl Held<'_> {
@@ -156,7 +156,7 @@ impl Held<'_> {
 fn arena_for<'input>(
     backend: &'input MetraleCudaBackend,
     input: &ModelInput,
-) -> anyhow::Result<Option<PackedArena<'input>>> {
+) -> anyhow::Result<Option<PackedArena<&'input MetraleCudaBackend>>> {
     let sizes = input.tensors().iter().map(|tensor| usize::try_from(tensor.bytes));
     // A sum beyond 64 bits is beyond any device, which the backend says best.
     let sizes: Option<Vec<_>> = sizes.map(Result::ok).collect();

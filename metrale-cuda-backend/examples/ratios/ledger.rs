@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Rows of the ledger alone: pairs, reads, how long a reader holds recorders up, the planner.
 
+use std::fmt;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -21,6 +22,15 @@ const READ: [u64; 3] = [1_000, 25_000, 1_000_000];
 /// Recorders held up while others read.
 const RECORDERS: u64 = 2;
 
+/// So many threads, in words.
+pub(crate) struct Threads(pub(crate) u64);
+
+impl fmt::Display for Threads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} thread{}", self.0, if self.0 == 1 { "" } else { "s" })
+    }
+}
+
 /// Times of rounds of pairs on one side, nanoseconds a pair.
 #[derive(Default)]
 pub(crate) struct Rounds(Vec<f64>);
@@ -29,7 +39,7 @@ impl Rounds {
     /// How many of them, and how many pairs in each: one thread is mostly through before the operating system puts it aside;
     /// several must meet for a while.
     pub(crate) fn of(threads: u64) -> (u64, u64) {
-        if threads == 1 { (201, 5_000) } else { (9, 200_000 / threads) }
+        if threads == 1 { (201, 5_000) } else { (5, 200_000 / threads) }
     }
 
     pub(crate) fn run(
@@ -68,7 +78,7 @@ pub(crate) fn pairs(table: &mut Table) {
                 times[2].run(&records, (live, order), threads, pattern, round);
             }
             let [ledger, least, records] = times.map(|of| Figure::Nanos(of.median()));
-            let what = format!("{live} live, {threads} threads, {}", pattern.words());
+            let what = format!("{live} live, {}, {}", Threads(threads), pattern.words());
             let target = if threads == 1 { Target::Ratio(1.2) } else { Target::None };
             table.ratio(&what, ledger, ("map of records", records), target);
             table.ratio(&what, ledger, ("map of size and line", least), Target::None);
@@ -103,6 +113,12 @@ pub(crate) fn reads(table: &mut Table) {
         total("live_bytes", &|| ledger.live_bytes());
         total("slack_bytes", &|| ledger.slack_bytes());
         total("resident_bytes", &|| ledger.resident_bytes());
+        let beside = while_recording(&ledger, || {
+            per_call(100_000, || {
+                black_box(ledger.slack_bytes());
+            })
+        });
+        table.figure(&format!("slack_bytes at {live} live, beside a recorder"), nanos(beside), Target::None);
         let snapshot = per_call(20, || {
             black_box(ledger.snapshot());
         });
@@ -116,6 +132,21 @@ pub(crate) fn reads(table: &mut Table) {
         let what = format!("longest wait of a recorder at {live} live");
         table.ratio(&what, nanos(waits), side, Target::Below(nanos(1e6)));
     }
+}
+
+/// Reads while another thread records and frees without a pause: such a read may wait for its lock.
+fn while_recording(ledger: &Ledger, read: impl FnOnce() -> f64) -> f64 {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                one_pair(ledger, 0);
+            }
+        });
+        let took = read();
+        stop.store(true, Ordering::Relaxed);
+        took
+    })
 }
 
 /// The longest that one pair takes while another thread takes reports, and while none does: the medians over many rounds,

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use metrale_ledger::Ledger;
 
-use crate::ledger::Rounds;
+use crate::ledger::{Rounds, Threads};
 use crate::median;
 use crate::sides::{LIVE, Order, Pattern, filled};
 use crate::table::{Figure, Table, Target};
@@ -58,19 +58,19 @@ pub(crate) fn pairs(table: &mut Table) {
             }
         }
         for ((threads, pattern), (ours, theirs)) in rows.into_iter().zip(times) {
-            let what = format!("{live} {}, {threads} threads, {}", order.word(), pattern.words());
+            let what = format!("{live} live, {}, {}, {}", order.word(), Threads(threads), pattern.words());
             let side = ("RMM tracking", Figure::Nanos(median(theirs)));
-            table.ratio(&what, Figure::Nanos(median(ours)), side, target(live, threads, pattern));
+            table.ratio(&what, Figure::Nanos(median(ours)), side, target((live, order), threads, pattern));
         }
     }
 }
 
-/// In one place the way down a tree is in the innermost cache however many are live, so there is no more to be won there than
-/// with none.
-fn target(live: u64, threads: u64, pattern: Pattern) -> Target {
-    Target::Ratio(match (threads, live, pattern) {
+/// In one place among scattered ones the way down a tree is short and in the innermost cache, however many are live: there is
+/// no more to be won there than with none.
+fn target((live, order): (u64, Order), threads: u64, pattern: Pattern) -> Target {
+    Target::Ratio(match (threads, live, order, pattern) {
         (8, ..) => 0.1,
-        (_, 0, _) | (.., Pattern::Place) => 1.0 / 1.5,
+        (_, 0, ..) | (.., Order::Scattered, Pattern::Place) => 1.0 / 1.5,
         _ => 1.0 / 3.0,
     })
 }

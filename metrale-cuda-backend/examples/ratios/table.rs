@@ -60,7 +60,7 @@ impl Table {
     pub(crate) fn group(&mut self, title: &str) {
         println!("\n{title}");
         println!(
-            "  {:<44} {:>11} {:>11} {:>7}  {:<25} target",
+            "  {:<56} {:>11} {:>11} {:>7}  {:<25} target",
             "", "ours", "other", "ratio", "the other side"
         );
     }
@@ -95,7 +95,7 @@ impl Table {
         let other = side.map(|(_, other)| other.to_string()).unwrap_or_default();
         let ratio = side.map(|_| format!("{:.*}", digits(ours.value() / beside), ours.value() / beside));
         let ratio = ratio.unwrap_or_default();
-        println!("  {what:<44} {ours:>11} {other:>11} {ratio:>7}  {name:<25} {words}{verdict}");
+        println!("  {what:<56} {ours:>11} {other:>11} {ratio:>7}  {name:<25} {words}{verdict}");
     }
 
     /// Why a group has no rows.

@@ -5,13 +5,15 @@ use core::fmt;
 use std::panic::Location;
 
 use metrale_driver_sys::DriverError;
-use metrale_ledger::{AllocKind, ByteSize, Label, SMALL_ALLOC_CHUNK, Snapshot};
+use metrale_ledger::{AllocKind, ByteSize, Event, Label, SMALL_ALLOC_CHUNK, Snapshot};
 
 use crate::backend::MetraleCudaBackend;
 use crate::error::Remedy;
 
 /// Rows shown of call sites and of scopes.
 const ROWS: usize = 5;
+/// Events shown, where any are kept.
+const EVENTS: usize = 10;
 
 /// A call site or a scope, and what it holds on the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,6 +94,9 @@ pub struct OutOfMemory {
     pub largest_sites: Vec<Holder>,
     /// The largest scopes, up to five; allocations without one are left out.
     pub largest_scopes: Vec<Holder>,
+    /// The ledger's last events, up to ten, the newest last; none unless
+    /// [`recent_events`](crate::BackendConfig::recent_events) are kept.
+    pub last_events: Vec<Event>,
     /// What would have to go.
     pub verdict: Verdict,
     /// The driver's answer; `None` where it was not asked, since the request is above the total.
@@ -124,7 +129,9 @@ impl MetraleCudaBackend {
         let snapshot = self.book().ledger().snapshot();
         let request =
             Request { kind, bytes: bytes as u64, site, driver, ordinal: self.ordinal(), free_bytes };
-        request.answer(&snapshot, self.total_bytes())
+        let mut events = self.book().ledger().recent_events();
+        let last_events = events.split_off(events.len().saturating_sub(EVENTS));
+        OutOfMemory { last_events, ..request.answer(&snapshot, self.total_bytes()) }
     }
 }
 
@@ -169,6 +176,7 @@ impl Request {
             verdict: verdict(self.kind, self.bytes, self.free_bytes, total_bytes, held, &sites, &scopes),
             largest_sites: sites.into_iter().take(ROWS).collect(),
             largest_scopes: scopes.into_iter().take(ROWS).collect(),
+            last_events: Vec::new(),
             driver: self.driver,
         }
     }
@@ -256,6 +264,10 @@ impl fmt::Display for OutOfMemory {
                 let name = Label(name);
                 write!(f, "\n  {:>14}  x{count:<6} {name}", ByteSize(*bytes).to_string())?;
             }
+        }
+        if !self.last_events.is_empty() {
+            write!(f, "\n  last on the ledger:")?;
+            self.last_events.iter().try_for_each(|event| write!(f, "\n    {event}"))?;
         }
         write!(f, "\n  to fit: {}", self.verdict)
     }

@@ -6,7 +6,9 @@
 //! all of its pages. The ledger shows them as a tree under the arena.
 
 use core::fmt;
+use std::ops::Deref;
 use std::panic::Location;
+use std::sync::Arc;
 
 use anyhow::Result;
 use metrale_ledger::{AllocKind, ByteSize, LiveAllocation, SubRangeError};
@@ -63,7 +65,8 @@ pub enum ArenaError {
     },
 }
 
-/// One allocation that gives out named parts of itself. Made by [`MetraleCudaBackend::packed_arena`].
+/// One allocation that gives out named parts of itself. Made by [`MetraleCudaBackend::packed_arena`], with a reference to the
+/// backend, or by [`packed_arena_owned`](MetraleCudaBackend::packed_arena_owned), with a share in it, to be kept beside it.
 ///
 /// [`take`](Self::take) and [`give`](Self::give) ask no driver and may be called from any thread. Dropped or
 /// [freed](Self::free), the arena goes back whole, and all parts with it: nothing may use them any more.
@@ -89,8 +92,8 @@ pub enum ArenaError {
 /// arena.free()?;
 /// # Ok::<(), anyhow::Error>(())
 /// ```
-pub struct PackedArena<'a> {
-    backend: &'a MetraleCudaBackend,
+pub struct PackedArena<B: Deref<Target = MetraleCudaBackend>> {
+    backend: B,
     base: DevicePtr,
     bytes: usize,
     site: &'static Location<'static>,
@@ -106,13 +109,18 @@ impl MetraleCudaBackend {
     /// # Errors
     /// As there.
     #[track_caller]
-    pub fn packed_arena(&self, bytes: usize) -> Result<PackedArena<'_>> {
-        let site = Location::caller();
-        // More than can be rounded up is more than there is.
-        let bytes = bytes.checked_next_multiple_of(ARENA_GRANULE as usize).unwrap_or(bytes);
-        let base = self.take(bytes, AllocKind::Arena, site)?;
-        let space = Mutex::new(ArenaSpace::new(base.0, bytes as u64));
-        Ok(PackedArena { backend: self, base, bytes, site, space, is_freed: false })
+    pub fn packed_arena(&self, bytes: usize) -> Result<PackedArena<&Self>> {
+        PackedArena::new(self, bytes, Location::caller())
+    }
+
+    /// [`packed_arena`](Self::packed_arena) with a share in the backend, which then lives at least as long: for an engine that
+    /// keeps both side by side.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn packed_arena_owned(self: Arc<Self>, bytes: usize) -> Result<PackedArena<Arc<Self>>> {
+        PackedArena::new(self, bytes, Location::caller())
     }
 
     /// Whether a copy or fill that begins in a part of an arena leaves it: the part, as an allocation.
@@ -143,7 +151,7 @@ impl MetraleCudaBackend {
     }
 }
 
-impl PackedArena<'_> {
+impl PackedArena<&MetraleCudaBackend> {
     /// Bytes of an arena that holds parts of these sizes, taken in any order without an alignment of their own; `None` where 64 bits
     /// do not count them. As `metrale_ledger::plan` counts it, before whole pages.
     #[must_use]
@@ -152,6 +160,16 @@ impl PackedArena<'_> {
             sum.checked_add((bytes as u64).checked_next_multiple_of(ARENA_GRANULE)?)
         });
         usize::try_from(sum?).ok()
+    }
+}
+
+impl<B: Deref<Target = MetraleCudaBackend>> PackedArena<B> {
+    fn new(backend: B, bytes: usize, site: &'static Location<'static>) -> Result<Self> {
+        // More than can be rounded up is more than there is.
+        let bytes = bytes.checked_next_multiple_of(ARENA_GRANULE as usize).unwrap_or(bytes);
+        let base = backend.take(bytes, AllocKind::Arena, site)?;
+        let space = Mutex::new(ArenaSpace::new(base.0, bytes as u64));
+        Ok(Self { backend, base, bytes, site, space, is_freed: false })
     }
 
     /// Takes `bytes` bytes under a name, aligned to 512. Asks no driver; allowed during a capture. The memory is not cleared.
@@ -275,7 +293,7 @@ impl PackedArena<'_> {
     }
 }
 
-impl Drop for PackedArena<'_> {
+impl<B: Deref<Target = MetraleCudaBackend>> Drop for PackedArena<B> {
     fn drop(&mut self) {
         if self.is_freed {
             return;
@@ -286,7 +304,7 @@ impl Drop for PackedArena<'_> {
     }
 }
 
-impl fmt::Debug for PackedArena<'_> {
+impl<B: Deref<Target = MetraleCudaBackend>> fmt::Debug for PackedArena<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PackedArena")
             .field("base", &self.base)

@@ -6,7 +6,7 @@
 use std::ffi::OsString;
 
 use super::{BandLayout, Fill, MAX_BAND_BYTES, TooLargeForBands};
-use crate::config::ConfigError;
+use crate::config::{ConfigError, decimal};
 
 /// The variable behind [`RedzoneConfig::band_bytes`].
 pub const REDZONE: &str = "METRALE_REDZONE";
@@ -150,11 +150,6 @@ pub fn parse_index(variable: &'static str, value: &str) -> Result<Option<u64>, C
             expected: "give a creation index in decimal digits, as red-zone reports show it; the first is 0",
         }),
     }
-}
-
-/// A number of decimal digits and nothing else; `parse` alone would take a sign.
-fn decimal(digits: &str) -> Option<u64> {
-    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// What an allocation and its free cost in RMM's tracking_resource_adaptor, over an upstream that does nothing: the work that
+// What an allocation and its free cost in the tracking_resource_adaptor of RMM 26.10, over an upstream that does nothing: the work that
 // `benches/sides` has the ledger do, at the same addresses in the same order. Needs no GPU and makes no driver call.
 //
 //   rmm_pair LIVE ascending|scattered
@@ -72,7 +72,7 @@ class Side {
     auto const work = [&](std::uint64_t t) {
       auto const begin = std::chrono::steady_clock::now();
       for (std::uint64_t i = round * pairs; i < (round + 1) * pairs; ++i) {
-        std::uint64_t const turn = pattern == Pattern::Place ? 0 : random_number(i) % turns;
+        std::uint64_t const turn = pattern == Pattern::Place ? 0 : random_number(i * threads + t) % turns;
         std::uint64_t const at = address(first + turn * threads + t);
         if (pattern == Pattern::Again) {
           forget(at);
@@ -125,8 +125,8 @@ int main(int argc, char** argv) {
   bool const scattered = argc == 3 && std::strcmp(argv[2], "scattered") == 0;
   char* end = nullptr;
   std::uint64_t const live = argc == 3 ? std::strtoull(argv[1], &end, 10) : PLACES;
-  if (argc != 3 || *end != '\0' || live > PLACES / 2 || !(scattered || std::strcmp(argv[2], "ascending") == 0)) {
-    std::fprintf(stderr, "usage: rmm_pair LIVE ascending|scattered, with at most %llu live\n",
+  if (argc != 3 || *end != '\0' || live > PLACES / 2 || (live > 0 && live < 8) || !(scattered || std::strcmp(argv[2], "ascending") == 0)) {
+    std::fprintf(stderr, "usage: rmm_pair LIVE ascending|scattered, with 0 live or 8 to %llu\n",
                  static_cast<unsigned long long>(PLACES / 2));
     return 2;
   }

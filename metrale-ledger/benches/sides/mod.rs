@@ -217,7 +217,7 @@ pub(crate) fn run(
     let work = |t: u64| {
         let begin = Instant::now();
         for i in round * pairs..(round + 1) * pairs {
-            let turn = if pattern == Pattern::Place { 0 } else { random(i) % turns };
+            let turn = if pattern == Pattern::Place { 0 } else { random(i * threads + t) % turns };
             let addr = order.address(first + turn * threads + t);
             if pattern == Pattern::Again {
                 side.forget(black_box(addr));

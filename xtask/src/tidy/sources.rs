@@ -93,7 +93,7 @@ fn header(path: &str, text: &str, found: &mut Vec<String>) {
     let mut lines = text.lines().peekable();
     let script = lines.next_if(|line| line.starts_with("#!/")).is_some();
     let comment = match extension {
-        "rs" | "cu" => "//",
+        "rs" | "cu" | "cpp" => "//",
         _ if script => "#",
         _ => return,
     };
