@@ -34,26 +34,53 @@ use std::fmt;
 pub struct PackingRule {
     chunk_bytes: u64,
     granularity_bytes: u64,
+    page_bytes: u64,
 }
 
 impl PackingRule {
     /// What an H200 does: chunks (and pages) of 2 MiB, sizes rounded up to 512 bytes.
-    pub const H200: Self = Self { chunk_bytes: crate::SMALL_ALLOC_CHUNK, granularity_bytes: 512 };
+    pub const H200: Self = Self {
+        chunk_bytes: crate::SMALL_ALLOC_CHUNK,
+        granularity_bytes: 512,
+        page_bytes: crate::SMALL_ALLOC_CHUNK,
+    };
 
-    /// A rule with chunks of `chunk_bytes`, sizes rounded up to `granularity_bytes`.
+    /// A rule with chunks of `chunk_bytes`, each of them one page, and sizes rounded up to `granularity_bytes`.
     ///
     /// # Errors
     /// [`PlacementError::BadRule`] unless the chunk is a multiple of a granularity above 0.
     pub const fn new(chunk_bytes: u64, granularity_bytes: u64) -> Result<Self, PlacementError> {
-        if granularity_bytes == 0 || chunk_bytes == 0 || !chunk_bytes.is_multiple_of(granularity_bytes) {
-            return Err(PlacementError::BadRule { chunk_bytes, granularity_bytes });
-        }
-        Ok(Self { chunk_bytes, granularity_bytes })
+        Self { chunk_bytes, granularity_bytes, page_bytes: chunk_bytes }.checked()
     }
 
-    /// Bytes of a chunk, which is also the page that large allocations are rounded up to.
+    /// The rule with pages of `page_bytes`, to whole ones of which what fills a chunk or more is rounded up.
+    ///
+    /// # Errors
+    /// [`PlacementError::BadRule`] unless a chunk is a multiple of it, and it is one of the granularity.
+    pub const fn with_page_bytes(self, page_bytes: u64) -> Result<Self, PlacementError> {
+        Self { page_bytes, ..self }.checked()
+    }
+
+    const fn checked(self) -> Result<Self, PlacementError> {
+        let Self { chunk_bytes, granularity_bytes, page_bytes } = self;
+        // No number but 0 is a multiple of 0.
+        if chunk_bytes > 0
+            && chunk_bytes.is_multiple_of(page_bytes)
+            && page_bytes.is_multiple_of(granularity_bytes)
+        {
+            return Ok(self);
+        }
+        Err(PlacementError::BadRule { chunk_bytes, granularity_bytes, page_bytes })
+    }
+
+    /// Bytes of a chunk, which small allocations share.
     pub const fn chunk_bytes(self) -> u64 {
         self.chunk_bytes
+    }
+
+    /// Bytes of a page, to whole ones of which large allocations are rounded up.
+    pub const fn page_bytes(self) -> u64 {
+        self.page_bytes
     }
 
     /// Bytes that every size is rounded up to.
@@ -61,7 +88,7 @@ impl PackingRule {
         self.granularity_bytes
     }
 
-    /// `bytes` rounded up as the rule keeps them: to the granularity, or to whole chunks for what fills one.
+    /// `bytes` rounded up as the rule keeps them: to the granularity, or to whole pages for what fills a chunk.
     ///
     /// # Errors
     /// [`PlacementError::ZeroBytes`] for 0, [`PlacementError::TooLarge`] when the rounded size passes `u64::MAX`.
@@ -75,7 +102,7 @@ impl PackingRule {
         if rounded < self.chunk_bytes {
             return Ok(rounded);
         }
-        match rounded.checked_next_multiple_of(self.chunk_bytes) {
+        match rounded.checked_next_multiple_of(self.page_bytes) {
             Some(whole) => Ok(whole),
             None => Err(PlacementError::TooLarge { bytes }),
         }
@@ -113,7 +140,7 @@ pub struct Placed {
     pub offset_bytes: u64,
     /// What the rule keeps for it: the size rounded up, in bytes.
     pub reserved_bytes: u64,
-    /// Pages of the run it lies in: 1 for a small allocation.
+    /// Pages of the run it lies in: those of a chunk (1 on an H200) for a small allocation.
     pub pages: u64,
     /// Pages newly taken from the device for it: 0 when a hole was found.
     pub new_pages: u64,
@@ -150,12 +177,14 @@ pub enum PlacementError {
         /// The id that was given.
         id: PlacementId,
     },
-    /// Chunk and granularity do not fit together.
+    /// Chunk, granularity and page do not fit together.
     BadRule {
         /// The chunk asked for, in bytes.
         chunk_bytes: u64,
         /// The granularity asked for, in bytes.
         granularity_bytes: u64,
+        /// The page asked for, in bytes: the chunk, where no other was.
+        page_bytes: u64,
     },
 }
 
@@ -170,9 +199,10 @@ impl fmt::Display for PlacementError {
                 "placement {}.{} is not live: it was freed before, or belongs to another model",
                 id.slot, id.generation
             ),
-            Self::BadRule { chunk_bytes, granularity_bytes } => write!(
+            Self::BadRule { chunk_bytes, granularity_bytes, page_bytes } => write!(
                 f,
-                "a chunk of {chunk_bytes} bytes is no multiple of a granularity of {granularity_bytes} bytes; both must be above 0"
+                "a chunk of {chunk_bytes} bytes, a page of {page_bytes} and a granularity of {granularity_bytes} do not fit \
+                 together: each must be above 0 and a multiple of the next"
             ),
         }
     }
@@ -295,8 +325,8 @@ impl Placement {
             chunk: block.chunk,
             offset_bytes: block.offset,
             reserved_bytes: reserved,
-            pages: reserved.div_ceil(self.rule.chunk_bytes),
-            new_pages: taken / self.rule.chunk_bytes,
+            pages: reserved.max(self.rule.chunk_bytes) / self.rule.page_bytes,
+            new_pages: taken / self.rule.page_bytes,
         })
     }
 
@@ -306,7 +336,7 @@ impl Placement {
     /// [`PlacementError::ZeroBytes`], [`PlacementError::TooLarge`].
     pub fn would_take(&self, bytes: u64) -> Result<u64, PlacementError> {
         let reserved = self.rule.reserved_bytes(bytes)?;
-        Ok(self.taken(bytes, reserved)? / self.rule.chunk_bytes)
+        Ok(self.taken(bytes, reserved)? / self.rule.page_bytes)
     }
 
     /// Takes a placed allocation away.
@@ -323,14 +353,14 @@ impl Placement {
             State::Vacant | State::Hole => return Err(PlacementError::NotLive { id }),
             State::Large => {
                 self.retire(id.slot);
-                block.reserved / self.rule.chunk_bytes
+                block.reserved / self.rule.page_bytes
             }
             State::Small => self.release(id.slot),
         };
         self.live_count -= 1;
         self.live_bytes -= block.bytes_or_age;
         self.reserved_bytes -= block.reserved;
-        self.resident_bytes -= freed_pages * self.rule.chunk_bytes;
+        self.resident_bytes -= freed_pages * self.rule.page_bytes;
         Ok(Freed {
             chunk: block.chunk,
             offset_bytes: block.offset,
@@ -459,7 +489,8 @@ impl Placement {
         self.open(hole);
     }
 
-    /// Turns a small allocation into a hole, merged with its neighbours; returns the pages given back (0 or 1).
+    /// Turns a small allocation into a hole, merged with its neighbours; returns the pages given back (none, or
+    /// those of a chunk).
     fn release(&mut self, slot: u32) -> u64 {
         let mut slot = slot;
         // The id is over even where the block stays on as a hole.
@@ -477,7 +508,7 @@ impl Placement {
         let block = &self.blocks[slot as usize];
         if block.prev == NONE && block.next == NONE {
             self.retire(slot);
-            return 1;
+            return self.rule.chunk_bytes / self.rule.page_bytes;
         }
         self.open(slot);
         0

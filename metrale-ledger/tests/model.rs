@@ -249,7 +249,9 @@ proptest! {
         steps in prop::collection::vec((any::<bool>(), 1..5_000u64, any::<prop::sample::Index>()), 1..300)
     ) {
         // A chunk of 16 granules, so that every size and hole turns up often.
-        placement_agrees(PackingRule::new(4096, 256).unwrap(), &steps);
+        let rule = PackingRule::new(4096, 256).unwrap();
+        placement_agrees(rule, &steps);
+        placement_agrees(rule.with_page_bytes(1024).unwrap(), &steps);
     }
 }
 
@@ -296,7 +298,8 @@ impl Chunk {
 }
 
 fn placement_agrees(rule: PackingRule, steps: &[(bool, u64, prop::sample::Index)]) {
-    let (chunk_bytes, granule) = (rule.chunk_bytes(), rule.granularity_bytes());
+    let (chunk_bytes, granule, page_bytes) =
+        (rule.chunk_bytes(), rule.granularity_bytes(), rule.page_bytes());
     let mut device = Placement::new(rule);
     let mut chunks: BTreeMap<u64, Chunk> = BTreeMap::new();
     let mut live: Vec<(PlacementId, u64, u64)> = Vec::new();
@@ -308,7 +311,7 @@ fn placement_agrees(rule: PackingRule, steps: &[(bool, u64, prop::sample::Index)
             let wanted = bytes.div_ceil(granule) as usize;
             if wanted as u64 * granule >= chunk_bytes {
                 assert_eq!((placed.chunk.0, placed.offset_bytes), (next_chunk, 0));
-                large_pages.insert(now, bytes.div_ceil(chunk_bytes));
+                large_pages.insert(now, bytes.div_ceil(page_bytes));
                 next_chunk += 1;
             } else {
                 let fits = chunks
@@ -342,8 +345,8 @@ fn placement_agrees(rule: PackingRule, steps: &[(bool, u64, prop::sample::Index)
                 }
             }
         }
-        let pages = chunks.len() as u64 + large_pages.values().sum::<u64>();
-        assert_eq!(device.resident_bytes(), pages * chunk_bytes);
+        let pages = chunks.len() as u64 * (chunk_bytes / page_bytes) + large_pages.values().sum::<u64>();
+        assert_eq!(device.resident_bytes(), pages * page_bytes);
         assert_eq!(device.live_count(), live.len());
         let largest = chunks.values().flat_map(|c| c.ages.keys()).map(|hole| hole.1 as u64 * granule).max();
         assert_eq!(device.largest_hole_bytes(), largest.unwrap_or(0));

@@ -134,6 +134,28 @@ fn the_rule_is_a_parameter() {
 }
 
 #[test]
+fn large_sizes_are_rounded_up_to_pages_that_may_be_smaller_than_chunks() {
+    let rule = PackingRule::new(64 << 10, 4096).unwrap().with_page_bytes(16 << 10).unwrap();
+    let mut plan = Plan::new(rule);
+    plan.alloc(1, 1, None).unwrap();
+    plan.alloc(2, 100_000, None).unwrap();
+    assert_eq!(plan.resident_bytes(), (64 << 10) + 7 * (16 << 10), "100000 is 6.1 pages");
+    assert_eq!(plan.summary().arena_resident_bytes, 7 * (16 << 10), "4096 and 102400");
+    assert_eq!(plan.summary().rule(), rule);
+    plan.free(1).unwrap();
+    assert_eq!(plan.resident_bytes(), 7 * (16 << 10));
+    for (chunk, granularity, page) in
+        [(0, 1, 1), (64, 0, 64), (64, 4, 0), (64, 4, 128), (64, 4, 48), (64, 8, 4), (64, 5, 64)]
+    {
+        let wrong = PackingRule::new(chunk, granularity).and_then(|rule| rule.with_page_bytes(page));
+        assert!(
+            wrong.is_err_and(|error| error.to_string().contains("each must be above 0")),
+            "{chunk} {granularity} {page}"
+        );
+    }
+}
+
+#[test]
 fn other_orders_are_planned_by_the_same_rule() {
     // Halves of a chunk and a little, and what fills the rest: smallest first, two small ones share a chunk and the large
     // ones get one each; largest first, each small one fills up a chunk.

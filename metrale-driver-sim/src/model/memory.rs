@@ -351,7 +351,7 @@ impl Memory {
         let account = &self.accounts[device];
         let reserved = (account.graphs_used + bytes)
             .saturating_sub(GRAPHS_FREE_BYTES)
-            .next_multiple_of(self.profiles[device].packing.chunk_bytes());
+            .next_multiple_of(self.profiles[device].packing.page_bytes());
         let more = reserved.saturating_sub(account.graphs_reserved);
         let (peak, more_for_place) = account.one_stream_more();
         self.need(device, more + more_for_place)?;
@@ -499,7 +499,7 @@ impl Memory {
         let Some((&base, allocation)) = self.allocations.range_mut(..=address).next_back() else { return };
         debug_assert!(address - base < allocation.bytes);
         let device = allocation.device;
-        let page = self.profiles[device].packing.chunk_bytes();
+        let page = self.profiles[device].packing.page_bytes();
         let first = if self.accounts[device].managed == 0 { MANAGED_ONCE_BYTES } else { 0 };
         // Managed memory may pass what the device has: the rest then stays on the host.
         let free = self.accounts[device].free().saturating_sub(first);
@@ -531,7 +531,7 @@ impl Memory {
         if bytes == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let page = self.profiles[device].packing.chunk_bytes();
+        let page = self.profiles[device].packing.page_bytes();
         let placement = self.accounts[device].pool(pool);
         let pages = placement.would_take(bytes).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
         let taken = pages.checked_mul(page).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;

@@ -90,7 +90,7 @@ impl Orders {
             (Order::SmallestFirst, take(&mut sorted.iter().rev().copied())?),
             (Order::ByClass, total(by_class)?),
         ];
-        let arena_bytes = total(arena.and_then(|sum| sum.checked_next_multiple_of(rule.chunk_bytes())))?;
+        let arena_bytes = total(arena.and_then(|sum| sum.checked_next_multiple_of(rule.page_bytes())))?;
         Ok(Self { planned_bytes, orders, arena_bytes })
     }
 

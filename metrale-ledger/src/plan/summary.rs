@@ -83,16 +83,18 @@ pub struct Summary {
     /// What one arena must be that holds all of it: the highest sum of sizes, each rounded up to the granularity, in whole
     /// pages. Filled without a free it takes exactly that; where allocations come and go it takes at least that.
     pub arena_resident_bytes: u64,
-    /// Chunk and granularity of the rule.
+    /// Bytes of a chunk of the rule, which small allocations share.
     pub chunk_bytes: u64,
     /// Bytes that every size is rounded up to.
     pub granularity_bytes: u64,
+    /// Bytes to which large sizes are.
+    pub page_bytes: u64,
 }
 
 impl Plan {
     /// What came out so far.
     pub fn summary(&self) -> Summary {
-        let chunk_bytes = self.rule().chunk_bytes();
+        let rule = self.rule();
         Summary {
             operations: self.operations,
             allocations: self.allocations,
@@ -105,10 +107,11 @@ impl Plan {
             end_resident_bytes: self.resident_bytes(),
             arena_resident_bytes: self
                 .arena_peak_bytes
-                .checked_next_multiple_of(chunk_bytes)
+                .checked_next_multiple_of(rule.page_bytes())
                 .unwrap_or(u64::MAX),
-            chunk_bytes,
-            granularity_bytes: self.rule().granularity_bytes(),
+            chunk_bytes: rule.chunk_bytes(),
+            granularity_bytes: rule.granularity_bytes(),
+            page_bytes: rule.page_bytes(),
         }
     }
 
@@ -163,7 +166,8 @@ impl Summary {
     /// The rule that was planned under.
     pub fn rule(&self) -> PackingRule {
         // Made from a rule, so the numbers fit together, unless someone wrote others into it.
-        PackingRule::new(self.chunk_bytes, self.granularity_bytes).unwrap_or_default()
+        let rule = PackingRule::new(self.chunk_bytes, self.granularity_bytes);
+        rule.and_then(|rule| rule.with_page_bytes(self.page_bytes)).unwrap_or_default()
     }
 
     /// Whether something was allocated that is not live any more.
