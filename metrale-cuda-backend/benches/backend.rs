@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Allocation, launch, replay of graphs and load through the backend, beside the driver's bare calls: on the driver in
-//! software, and on the GPU where there is one.
+//! Allocation, launch, replay of graphs and load through the backend, beside the driver's bare calls, and the scan of red zones:
+//! on the driver in software, and on the GPU where there is one.
 //!
-//! `cargo xtask bench` prints these, fills, events and the scan of red zones as one table of ratios, the two sides taking turns.
+//! `cargo xtask bench` prints these, fills and events as one table of ratios, the two sides taking turns.
 #![allow(missing_docs, reason = "criterion's macros make public items")]
 
+mod bands;
 mod calls;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
+use bands::{BANDS, Bands};
 use calls::{Calls, GRAPH_NODES};
+use metrale_cuda_backend::DriverApi;
+use metrale_cuda_backend::redzone::ScanBy;
+use metrale_driver_sim::{Profile, SimDriver};
 
 /// Calls between two waits: fewer than a stream queues.
 const BATCH: u64 = 256;
@@ -67,5 +73,21 @@ fn gpu(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, software, gpu);
+fn scan(c: &mut Criterion) {
+    let mut group = c.benchmark_group(format!("scan of {BANDS} red zones"));
+    group.sample_size(10);
+    let mut bench = |name: &str, driver: &Arc<dyn DriverApi>, scan_by: ScanBy| {
+        let bands = Bands::new(driver, scan_by).expect("room for the bands");
+        group.bench_function(name, |b| b.iter(|| bands.scan_clean().expect("nothing was written")));
+        bands.finds_a_planted_byte().expect("what was written");
+    };
+    let software: Arc<dyn DriverApi> = Arc::new(SimDriver::new(Profile::h200()));
+    bench("software, by copies", &software, ScanBy::Copies);
+    if let Ok(gpu) = metrale_driver_sys::system() {
+        bench("gpu, by kernel", &gpu, ScanBy::Kernel);
+    }
+    group.finish();
+}
+
+criterion_group!(benches, software, gpu, scan);
 criterion_main!(benches);

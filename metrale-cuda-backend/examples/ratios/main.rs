@@ -8,6 +8,8 @@
 //! marked, and no more: a time depends on the machine.
 #![allow(clippy::print_stderr, reason = "a program that says what is wrong with its arguments")]
 
+#[path = "../../benches/bands/mod.rs"]
+mod bands;
 #[path = "../../benches/calls/mod.rs"]
 mod calls;
 mod device;

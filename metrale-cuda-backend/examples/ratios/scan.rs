@@ -1,40 +1,47 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a scan of 25,000 red zones costs on a GPU: by one kernel launch through the backend, by a copy for each band, and the
-//! bare kernel.
+//! What a scan of 25,000 red zones costs: on a GPU by one kernel launch through the backend, by a copy for each band, and the
+//! bare kernel; on the software driver, which runs no kernels, by copies.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use metrale_cuda_backend::redzone::{
-    BLOCK_THREADS, Band, BandFound, CHECK_KERNEL, KERNELS_PTX, ScanBy, blocks_for,
-};
-use metrale_cuda_backend::{BackendConfig, DevicePtr, DriverApi, KernelLaunch, MetraleCudaBackend};
+use metrale_cuda_backend::redzone::{BLOCK_THREADS, Band, BandFound, CHECK_KERNEL, ScanBy, blocks_for};
+use metrale_cuda_backend::{DevicePtr, DriverApi, KernelLaunch};
+use metrale_driver_sim::{Profile, SimDriver};
 
+use crate::bands::{ASKED, BAND_BYTES, BANDS, Bands};
 use crate::table::{Figure, Table, Target};
 
-const BANDS: usize = 25_000;
-const BAND_BYTES: usize = 256;
-/// Bytes asked for by each allocation; with its band it takes 1 KiB of the device.
-const ASKED: usize = 700;
 /// Scans timed; the median counts.
 const SCANS: usize = 200;
 
 /// Every row of a scan.
 pub(crate) fn rows(table: &mut Table) {
-    table.group(&format!("scan of {BANDS} red zones of {BAND_BYTES} bytes: gpu"));
-    if let Err(error) = measure(table) {
-        table.not_run(&format!("{error:#}"));
+    for (name, measure) in [("software", software as fn(&mut Table) -> Result<()>), ("gpu", gpu)] {
+        table.group(&format!("scan of {BANDS} red zones of {BAND_BYTES} bytes: {name}"));
+        if let Err(error) = measure(table) {
+            table.not_run(&format!("{error:#}"));
+        }
     }
 }
 
-fn measure(table: &mut Table) -> Result<()> {
+fn software(table: &mut Table) -> Result<()> {
+    let driver: Arc<dyn DriverApi> = Arc::new(SimDriver::new(Profile::h200()));
+    let by_copies = Bands::new(&driver, ScanBy::Copies)?;
+    let copies = median(5, || by_copies.scan_clean())?;
+    by_copies.finds_a_planted_byte()?;
+    table.figure("scan, a copy for each band", Figure::Nanos(copies.as_secs_f64() * 1e9), Target::None);
+    Ok(())
+}
+
+fn gpu(table: &mut Table) -> Result<()> {
     let driver = metrale_driver_sys::system().context("this measures a GPU")?;
     let by_kernel = Bands::new(&driver, ScanBy::Kernel)?;
     // The first loads the kernel and sends the table.
     let first = time(|| by_kernel.scan_clean())?;
     let scan = median(SCANS, || by_kernel.scan_clean())?;
-    let bare = by_kernel.bare_kernel()?;
+    let bare = bare_kernel(&by_kernel)?;
     by_kernel.finds_a_planted_byte()?;
     drop(by_kernel);
     let by_copies = Bands::new(&driver, ScanBy::Copies)?;
@@ -61,102 +68,56 @@ fn median(times: usize, mut act: impl FnMut() -> Result<()>) -> Result<Duration>
     Ok(took[took.len() / 2])
 }
 
-/// A backend that holds so many allocations with a band each.
-struct Bands {
-    backend: MetraleCudaBackend,
-    held: Vec<DevicePtr>,
-}
-
 struct BareKernel {
     launched: Duration,
     on_device: Duration,
 }
 
-impl Bands {
-    fn new(driver: &Arc<dyn DriverApi>, scan_by: ScanBy) -> Result<Self> {
-        let mut config = BackendConfig::default();
-        config.redzone.band_bytes = BAND_BYTES;
-        config.redzone.scan_by = scan_by;
-        let builder = MetraleCudaBackend::builder().driver(driver.clone()).modules(&[("bare", KERNELS_PTX)]);
-        let backend = builder.config(config).build()?;
-        let held = (0..BANDS).map(|_| backend.alloc(ASKED)).collect::<Result<_>>()?;
-        Ok(Self { backend, held })
+/// The kernel on a table of the same bands, without anything around it.
+fn bare_kernel(bands: &Bands) -> Result<BareKernel> {
+    let backend = &bands.backend;
+    let pattern = backend.config().redzone.fill.pattern(0);
+    let band = |ptr: &DevicePtr| Band { address: ptr.0 + ASKED as u64, bytes: BAND_BYTES as u32, pattern };
+    let entries: Vec<u8> = bands.held.iter().flat_map(|ptr| band(ptr).to_bytes()).collect();
+    let table = backend.alloc_arena(entries.len())?;
+    backend.copy_h2d(&entries, table)?;
+    let found = backend.alloc_arena(bands.held.len() * BandFound::BYTES)?;
+    let counter = backend.alloc_arena(4)?;
+    backend.memset(counter, 0, 4)?;
+    let slots = u32::try_from(bands.held.len())?;
+    let mut launch = KernelLaunch::new(backend.kernel("bare", CHECK_KERNEL)?)
+        .grid([blocks_for(slots), 1, 1])
+        .block([BLOCK_THREADS, 1, 1])
+        .ptr(table)
+        .u32(slots)
+        .ptr(found)
+        .ptr(counter)
+        .u32(0)
+        .u32(0);
+    let stream = backend.stream();
+    let (start, end) = (backend.create_timing_event()?, backend.create_timing_event()?);
+    let mut on_device = Vec::with_capacity(SCANS);
+    for _ in 0..SCANS {
+        backend.record_event(start, stream)?;
+        // SAFETY: the arguments are the kernel's parameters, of buffers with room for every band.
+        unsafe { launch.on_stream(backend, stream) }?;
+        backend.record_event(end, stream)?;
+        backend.synchronize_stream(stream)?;
+        on_device.push(Duration::from_secs_f32(backend.elapsed_ms(start, end)? / 1000.0));
     }
-
-    fn scan_clean(&self) -> Result<()> {
-        ensure!(self.backend.scan_redzones()? == 0, "a clean band was told as changed");
-        Ok(())
+    on_device.sort_unstable();
+    let launched = median(SCANS, || {
+        // SAFETY: as above.
+        unsafe { launch.on_stream(backend, stream) }?;
+        backend.synchronize_stream(stream)
+    })?;
+    let mut changed = [1; 4];
+    backend.copy_d2h(counter, &mut changed)?;
+    ensure!(changed == [0; 4], "the bare kernel found what is not there");
+    for arena in [table, found, counter] {
+        backend.free_arena(arena)?;
     }
-
-    fn finds_a_planted_byte(&self) -> Result<()> {
-        let middle = self.held[self.held.len() / 2];
-        // SAFETY: the source is one byte.
-        let status = unsafe {
-            self.backend.driver().cuMemcpyHtoD_v2(middle.0 + ASKED as u64, [1_u8].as_ptr().cast(), 1)
-        };
-        ensure!(status == 0, "planting a byte: status {status}");
-        let found = self.backend.scan_redzones()?;
-        ensure!(found == 1, "one byte was planted, and {found} bands were told");
-        Ok(())
-    }
-
-    /// The kernel on a table of the same bands, without anything around it.
-    fn bare_kernel(&self) -> Result<BareKernel> {
-        let backend = &self.backend;
-        let pattern = backend.config().redzone.fill.pattern(0);
-        let band =
-            |ptr: &DevicePtr| Band { address: ptr.0 + ASKED as u64, bytes: BAND_BYTES as u32, pattern };
-        let entries: Vec<u8> = self.held.iter().flat_map(|ptr| band(ptr).to_bytes()).collect();
-        let table = backend.alloc_arena(entries.len())?;
-        backend.copy_h2d(&entries, table)?;
-        let found = backend.alloc_arena(self.held.len() * BandFound::BYTES)?;
-        let counter = backend.alloc_arena(4)?;
-        backend.memset(counter, 0, 4)?;
-        let slots = u32::try_from(self.held.len())?;
-        let mut launch = KernelLaunch::new(backend.kernel("bare", CHECK_KERNEL)?)
-            .grid([blocks_for(slots), 1, 1])
-            .block([BLOCK_THREADS, 1, 1])
-            .ptr(table)
-            .u32(slots)
-            .ptr(found)
-            .ptr(counter)
-            .u32(0)
-            .u32(0);
-        let stream = backend.stream();
-        let (start, end) = (backend.create_timing_event()?, backend.create_timing_event()?);
-        let mut on_device = Vec::with_capacity(SCANS);
-        for _ in 0..SCANS {
-            backend.record_event(start, stream)?;
-            // SAFETY: the arguments are the kernel's parameters, of buffers with room for every band.
-            unsafe { launch.on_stream(backend, stream) }?;
-            backend.record_event(end, stream)?;
-            backend.synchronize_stream(stream)?;
-            on_device.push(Duration::from_secs_f32(backend.elapsed_ms(start, end)? / 1000.0));
-        }
-        on_device.sort_unstable();
-        let launched = median(SCANS, || {
-            // SAFETY: as above.
-            unsafe { launch.on_stream(backend, stream) }?;
-            backend.synchronize_stream(stream)
-        })?;
-        let mut changed = [1; 4];
-        backend.copy_d2h(counter, &mut changed)?;
-        ensure!(changed == [0; 4], "the bare kernel found what is not there");
-        for arena in [table, found, counter] {
-            backend.free_arena(arena)?;
-        }
-        backend.destroy_event(start)?;
-        backend.destroy_event(end)?;
-        Ok(BareKernel { launched, on_device: on_device[SCANS / 2] })
-    }
-}
-
-impl Drop for Bands {
-    fn drop(&mut self) {
-        for ptr in self.held.drain(..) {
-            if let Err(error) = self.backend.free(ptr) {
-                panic!("{ptr} is live: {error:#}");
-            }
-        }
-    }
+    backend.destroy_event(start)?;
+    backend.destroy_event(end)?;
+    Ok(BareKernel { launched, on_device: on_device[SCANS / 2] })
 }
