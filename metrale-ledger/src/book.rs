@@ -585,9 +585,8 @@ impl Book {
         let found = self.device.find(arena).filter(|found| found.item.kind() == AllocKind::Arena);
         let owner = self.live(&found.ok_or(SubRangeError::NoArena { addr: arena })?);
         let scope = scope.and_then(|scope| self.labels.name(scope));
-        // Past the end of the address space is past the end of the arena.
         let addr = arena.saturating_add(offset_bytes);
-        self.arenas.begin(owner, SubRange { addr, bytes, name: name.into(), site, scope })
+        self.arenas.begin(owner, offset_bytes, SubRange { addr, bytes, name: name.into(), site, scope })
     }
 
     /// The parts of arenas.

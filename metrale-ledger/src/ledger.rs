@@ -236,8 +236,8 @@ impl Ledger {
         self.shared.record(addr, bytes, site, kind, scope)
     }
 
-    /// [`record`](Self::record), but only where a live device allocation of this ledger touches the same 2 MiB page; none,
-    /// and nothing changed, where none does, or where that takes a longer look.
+    /// [`record`](Self::record), but only where a live device allocation of this ledger, or padding, touches the same 2 MiB
+    /// page; none, and nothing changed, where none does, or where that takes a longer look.
     ///
     /// A driver's page belongs to one context. So an answer also says that the context that gave this address is the one
     /// that gave the others, without asking the driver which is current.

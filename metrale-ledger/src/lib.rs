@@ -39,8 +39,8 @@
 //! peaks ([`peak_bytes`](Ledger::peak_bytes), [`peak_resident_bytes`](Ledger::peak_resident_bytes)) the highest sums in it:
 //! with one thread exact after every call, with many exact for an order that agrees with every thread's. A read is the total
 //! of one moment. A [`Snapshot`], and so a report, is one moment too: its totals and its groups agree, and
-//! [`peak_snapshot`](Ledger::peak_snapshot) is the very moment of the peak. Two reads are two moments; a pair that must agree
-//! comes from one snapshot.
+//! [`peak_snapshot`](Ledger::peak_snapshot) is the very moment of the peak. Two reads are two moments, and no
+//! total is above its peak where that is read after it (and not started anew); a pair that must agree comes from one snapshot.
 //!
 //! Residency is the number of distinct 2 MiB pages that device allocations touch, which on an H200 is what the driver's
 //! own free figure shows. [`placement`] predicts it before anything is allocated, and [`plan`] for a whole stream.

@@ -324,8 +324,7 @@ pub(crate) struct Tombstone {
 /// The last frees, up to a limit, as a ring: a free on the hot path writes one stone and moves nothing.
 #[derive(Default)]
 pub(crate) struct Graveyard {
-    /// None where a free turned out not to have happened.
-    stones: Vec<Option<Tombstone>>,
+    stones: Vec<Tombstone>,
     /// Where the next one goes, below the limit; before it the newest, and from it on, once the ring is full, the oldest.
     next: usize,
     limit: usize,
@@ -339,9 +338,9 @@ impl Graveyard {
     #[inline]
     pub(crate) fn bury(&mut self, stone: Tombstone) {
         match self.stones.get_mut(self.next) {
-            Some(oldest) => *oldest = Some(stone),
+            Some(oldest) => *oldest = stone,
             None if self.limit == 0 => return,
-            None => self.stones.push(Some(stone)),
+            None => self.stones.push(stone),
         }
         self.next = if self.next + 1 == self.limit { 0 } else { self.next + 1 };
     }
@@ -349,14 +348,18 @@ impl Graveyard {
     /// The last free among those that fit.
     pub(crate) fn last(&self, fits: impl Fn(&Standing) -> bool) -> Option<&Tombstone> {
         let (newer, older) = self.stones.split_at(self.next);
-        newer.iter().rev().chain(older.iter().rev()).flatten().find(|stone| fits(&stone.was))
+        newer.iter().rev().chain(older.iter().rev()).find(|stone| fits(&stone.was))
     }
 
-    /// Removes the free of an allocation that turned out not to have happened.
+    /// Removes the free of an allocation that turned out not to have happened. Its place is the next one's, which so drives out
+    /// no free that did.
     pub(crate) fn unbury(&mut self, addr: u64, index: u64) {
         let undone = |stone: &Tombstone| stone.was.addr == addr && stone.was.item.index == index;
-        if let Some(stone) = self.stones.iter_mut().find(|stone| stone.as_ref().is_some_and(undone)) {
-            *stone = None;
+        if self.stones.iter().any(undone) {
+            // Oldest first.
+            self.stones.rotate_left(self.next);
+            self.stones.retain(|stone| !undone(stone));
+            self.next = self.stones.len();
         }
     }
 }

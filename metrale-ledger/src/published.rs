@@ -47,17 +47,19 @@ impl Published {
         self.cells[total as usize].load(Acquire)
     }
 
-    /// Writes live bytes and count, and what else changed.
+    /// Writes live bytes, their peak and count, and what else changed.
     pub(crate) fn publish(&self, running: &Running, write: impl FnOnce(&Self)) {
         let odd = self.begin(running);
         write(self);
         self.edition.store(odd + 1, Release);
     }
 
-    /// Writes live bytes and count. Slack is not to be read from here on, until the next [`publish`](Self::publish).
+    /// Writes live bytes, their peak and count. Slack is not to be read from here on, until the next [`publish`](Self::publish).
     pub(crate) fn begin(&self, running: &Running) -> u64 {
         let odd = self.edition.load(Relaxed) | 1;
         self.edition.store(odd, Release);
+        // A peak before what made it, here and below: who reads the one and then its peak finds no lower one.
+        self.set(Total::PeakBytes, running.peak_bytes);
         self.set(Total::LiveBytes, running.live_bytes);
         self.set(Total::LiveCount, running.live_count);
         odd
@@ -71,22 +73,22 @@ impl Published {
 
     /// What changes with pages of device memory.
     pub(crate) fn write_device_pages(&self, running: &Running) {
+        self.set(Total::PeakResidentBytes, running.peak_resident_bytes);
         self.set(Total::ResidentBytes, running.resident_bytes);
         self.write_slack(running);
-        self.set(Total::PeakResidentBytes, running.peak_resident_bytes);
     }
 
     /// All of them.
     pub(crate) fn write(&self, totals: &Totals) {
         let with_live = |slack: u64| slack.wrapping_add(totals.live_bytes);
         for (total, value) in [
+            (Total::PeakBytes, totals.peak_bytes),
+            (Total::PeakResidentBytes, totals.peak_resident_bytes),
             (Total::LiveBytes, totals.live_bytes),
             (Total::LiveCount, totals.live_count),
             (Total::ResidentBytes, totals.resident_bytes),
             (Total::SlackBytes, with_live(totals.slack_bytes)),
             (Total::ChunkSlackBytes, with_live(totals.chunk_slack_bytes)),
-            (Total::PeakBytes, totals.peak_bytes),
-            (Total::PeakResidentBytes, totals.peak_resident_bytes),
             (Total::ArenaBytes, totals.arena_bytes),
             (Total::ArenaCount, totals.arena_count),
             (Total::ArenaResidentBytes, totals.arena_resident_bytes),

@@ -279,7 +279,6 @@ impl Shared {
                 published.set(Total::ArenaResidentBytes, running.arena_resident_bytes);
             }
             if news.has(News::PEAK) {
-                published.set(Total::PeakBytes, running.peak_bytes);
                 self.peaks.store(core.book.meter.peaks(), Release);
             }
         });
@@ -296,7 +295,6 @@ impl Shared {
             // Slack stays unreadable, since its cells are of an earlier moment than live bytes: one who saw before that
             // nothing overlapped may be reading them.
             self.published.begin(running);
-            self.published.set(Total::PeakBytes, running.peak_bytes);
         } else {
             self.published.publish(running, |published| {
                 published.write(&meter.totals(meter.pages()));

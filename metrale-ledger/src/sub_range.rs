@@ -34,8 +34,9 @@ pub struct SubRange {
 }
 
 impl SubRange {
-    fn end(&self) -> u64 {
-        self.addr.saturating_add(self.bytes as u64)
+    /// Its last byte, which may be the last there is.
+    fn last(&self) -> u64 {
+        self.addr.saturating_add((self.bytes as u64).saturating_sub(1))
     }
 
     /// As an allocation of arena memory whose tag is the part's name, for texts that speak of allocations.
@@ -190,10 +191,12 @@ impl Arenas {
         self.open.iter().map(|(&base, parts)| (base, parts))
     }
 
-    /// The part that holds `addr`.
+    /// The part that holds `addr`. One arena may begin within another, by a caller's mistake or without bytes, so the nearest
+    /// base need not be that of its arena.
     pub(crate) fn part_at(&self, addr: u64) -> Option<&SubRange> {
-        let (_, parts) = self.open.range(..=addr).next_back()?;
-        parts.range(..=addr).next_back().map(|(_, part)| part).filter(|part| addr < part.end())
+        self.open.range(..=addr).rev().find_map(|(_, parts)| {
+            parts.range(..=addr).next_back().map(|(_, part)| part).filter(|part| addr <= part.last())
+        })
     }
 
     /// Every part of an arena, by address.
@@ -201,21 +204,29 @@ impl Arenas {
         self.open.get(&base).map_or_else(Vec::new, |parts| parts.values().cloned().collect())
     }
 
-    /// Puts a part under the arena, which is live.
-    pub(crate) fn begin(&mut self, arena: LiveAllocation, part: SubRange) -> Result<(), SubRangeError> {
+    /// Puts a part under the arena, which is live, that many bytes behind its first. The part's own address need not be right
+    /// where it passes the arena's end.
+    pub(crate) fn begin(
+        &mut self,
+        arena: LiveAllocation,
+        offset_bytes: u64,
+        part: SubRange,
+    ) -> Result<(), SubRangeError> {
         let name = || part.name.to_string();
         if part.bytes == 0 {
             return Err(SubRangeError::Empty { name: name() });
         }
-        let end = u128::from(part.addr.wrapping_sub(arena.addr)) + part.bytes as u128;
-        if let Some(excess) = end.checked_sub(arena.record.bytes as u128).filter(|&excess| excess > 0) {
+        let end = u128::from(offset_bytes) + part.bytes as u128;
+        // An arena that would pass the end of the address space ends there.
+        let room = (arena.record.bytes as u128).min((1 << u64::BITS) - u128::from(arena.addr));
+        if let Some(excess) = end.checked_sub(room).filter(|&excess| excess > 0) {
             let excess_bytes = u64::try_from(excess).unwrap_or(u64::MAX);
             return Err(SubRangeError::PastEnd { name: name(), excess_bytes, arena: Box::new(arena) });
         }
         let parts = self.open.entry(arena.addr).or_default();
-        // Parts share no bytes, so the last that begins before the end is the one that could reach in.
-        let before = parts.range(..part.end()).next_back().map(|(_, other)| other);
-        if let Some(other) = before.filter(|other| other.end() > part.addr) {
+        // Parts share no bytes, so the last that begins before its end is the one that could reach in.
+        let before = parts.range(..=part.last()).next_back().map(|(_, other)| other);
+        if let Some(other) = before.filter(|other| other.last() >= part.addr) {
             return Err(SubRangeError::Overlap { name: name(), with: Box::new(other.clone()) });
         }
         Arc::make_mut(parts).insert(part.addr, part);
@@ -228,7 +239,7 @@ impl Arenas {
         addr: u64,
         at: &'static Location<'static>,
     ) -> Result<SubRange, SubRangeError> {
-        let holder = self.open.range_mut(..=addr).next_back().filter(|(_, parts)| parts.contains_key(&addr));
+        let holder = self.open.range_mut(..=addr).rev().find(|(_, parts)| parts.contains_key(&addr));
         if let Some(part) = holder.and_then(|(_, parts)| Arc::make_mut(parts).remove(&addr)) {
             if self.ended.len() == REMEMBERED {
                 self.ended.pop_front();

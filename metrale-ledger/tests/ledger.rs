@@ -299,6 +299,35 @@ fn tombstones_are_bounded() {
     assert_eq!(forgetful.try_forget(BASE), Err(ForgetError::Foreign { addr: BASE }));
 }
 
+/// A free that the driver refused is none: it takes the place of none that was, whenever that is told.
+#[test]
+fn a_refused_free_drives_out_no_other() {
+    for (refused, told_after) in (0..8usize).flat_map(|i| (i as u64..8).map(move |after| (i, after))) {
+        let ledger = Ledger::with_tombstones(3);
+        let (mut gone, mut freed) = (Vec::new(), Vec::new());
+        for i in 0..8 {
+            let addr = BASE + i * 512;
+            ledger.record(addr, 512, here());
+            gone.push((addr, ledger.forget(addr).unwrap()));
+            freed.push(addr);
+            if i == told_after {
+                let (addr, record) = &gone[refused];
+                assert!(ledger.restore(*addr, record).misuse.is_none());
+                freed.retain(|other| other != addr);
+            }
+            // One that it had driven out before stays so.
+            let lacks_one = told_after > 2 && refused as u64 + 3 > told_after && i == told_after;
+            let known = if lacks_one { 2 } else { 3 };
+            for addr in freed.iter().rev().take(known) {
+                assert!(
+                    matches!(ledger.whois(*addr), Whois::Freed { .. }),
+                    "{refused} after {told_after}, {i}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn a_record_over_a_live_one_takes_its_place_and_loses_nothing() {
     let ledger = Ledger::new();

@@ -108,8 +108,8 @@ fn mistakes_are_answered_and_change_nothing() {
         (MIB as u64, 1, 1),
         // What begins behind the end passes it by the way there as well.
         (MIB as u64 + 4096, 1, 4097),
-        // Places end with the address space.
-        (u64::MAX, 1, u64::MAX - ARENA + 1 - MIB as u64),
+        // No place of any arena, and told by how much all the same.
+        (u64::MAX, 1, u64::MAX - MIB as u64 + 1),
         (8192, usize::MAX, usize::MAX as u64 - (MIB as u64 - 8192)),
     ] {
         let error = begin(offset, bytes);
@@ -155,4 +155,39 @@ fn a_parts_scope_forges_no_line_either() {
     assert!(part.to_string().contains("scope two\\nlines"), "{part}");
     let error = ledger.end_sub_range(ARENA + 1).unwrap_err().to_string();
     assert_eq!(error.lines().count(), 1, "{error}");
+}
+
+#[test]
+fn a_part_past_the_address_space_is_past_its_arena() {
+    let ledger = Ledger::new();
+    let base = u64::MAX - 4095;
+    // Its size is wrong, and it is on the ledger nevertheless, up to the end.
+    ledger.record_as(base, 2 * MIB, here(), AllocKind::Arena);
+    for (offset, bytes, excess) in
+        [(4096, 1, 1), (5000, 1, 905), (4000, 200, 104), (u64::MAX, 1, u64::MAX - 4095)]
+    {
+        let error = ledger.record_sub_range(base, offset, bytes, "w", here()).unwrap_err();
+        let SubRangeError::PastEnd { excess_bytes, .. } = error else { panic!("{offset}: {error}") };
+        assert_eq!(excess_bytes, excess, "{offset}");
+    }
+    assert_eq!(ledger.sub_ranges(base), []);
+    // The last byte there is can be a part's, and only one's.
+    ledger.record_sub_range(base, 4000, 96, "last", here()).unwrap();
+    let error = ledger.record_sub_range(base, 4095, 1, "again", here()).unwrap_err();
+    assert!(matches!(error, SubRangeError::Overlap { .. }), "{error}");
+    assert_eq!(&*ledger.sub_range_at(u64::MAX).unwrap().name, "last");
+}
+
+#[test]
+fn an_arena_that_begins_within_another_hides_none_of_its_parts() {
+    for bytes in [0, MIB] {
+        let ledger = with_arena(8 * MIB);
+        ledger.record_sub_range(ARENA, 4 << 20, MIB, "w", here()).unwrap();
+        let inner = ARENA + (2 << 20);
+        assert!(ledger.record_as(inner, bytes, here(), AllocKind::Arena).misuse.is_some());
+        assert_eq!(&*ledger.sub_range_at(ARENA + (4 << 20) + 1).unwrap().name, "w");
+        assert!(matches!(ledger.try_forget(ARENA + (4 << 20)), Err(ForgetError::SubRange { .. })));
+        assert!(matches!(ledger.end_sub_range(ARENA + (4 << 20) + 1), Err(SubRangeError::Interior { .. })));
+        assert_eq!(&*ledger.end_sub_range(ARENA + (4 << 20)).unwrap().name, "w");
+    }
 }

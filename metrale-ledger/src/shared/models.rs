@@ -130,6 +130,26 @@ fn a_read_while_others_record() {
     });
 }
 
+/// Two reads are two moments, but not in the wrong order: what was live before is not above the peak read after.
+#[test]
+fn a_read_of_a_total_and_then_of_its_peak() {
+    model(4, || {
+        let ledger = Arc::new(Shared::new(1));
+        let other = Arc::clone(&ledger);
+        let thread = thread::spawn(move || {
+            record(&other, PAGE, 100);
+            record(&other, 2 * PAGE, 10);
+        });
+        let live = ledger.read(Total::LiveBytes);
+        let peak = ledger.read(Total::PeakBytes);
+        assert!(live <= peak, "{live} of {peak}");
+        let resident = ledger.read(Total::ResidentBytes);
+        let peak = ledger.read(Total::PeakResidentBytes);
+        assert!(resident <= peak, "{resident} of {peak}");
+        thread.join().unwrap();
+    });
+}
+
 /// Slack is read from two cells, which are written one after the other: the answer is of one moment all the same, while a
 /// page comes, gets more in it, and goes.
 #[test]
