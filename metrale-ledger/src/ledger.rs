@@ -161,7 +161,8 @@ macro_rules! reads {
             }
 
             /// For tests: asserts that exactly what was live at the mark is live now, of every kind but padding and every
-            /// thread.
+            /// thread. What was live is known by its number: a free since then is not seen where a record from before came
+            /// [back](Ledger::restore) meanwhile, as after a free that the driver refused.
             ///
             /// # Panics
             /// When it is not, with what is new, how many are gone, and the report.
