@@ -164,6 +164,9 @@ struct Ended {
 #[derive(Default)]
 pub(crate) struct Arenas {
     open: BTreeMap<u64, Parts>,
+    /// No part ends further behind its arena's first byte; none where there never was a part. So what lies that far below an
+    /// address needs no look, of however many arenas.
+    reach: Option<u64>,
     ended: VecDeque<Ended>,
     /// The creation index of an arena, and the parts it had when it was taken off.
     closed: VecDeque<(u64, Parts)>,
@@ -194,9 +197,14 @@ impl Arenas {
     /// The part that holds `addr`. One arena may begin within another, by a caller's mistake or without bytes, so the nearest
     /// base need not be that of its arena.
     pub(crate) fn part_at(&self, addr: u64) -> Option<&SubRange> {
-        self.open.range(..=addr).rev().find_map(|(_, parts)| {
+        self.open.range(self.lowest_around(addr)?..=addr).rev().find_map(|(_, parts)| {
             parts.range(..=addr).next_back().map(|(_, part)| part).filter(|part| addr <= part.last())
         })
+    }
+
+    /// The lowest base that the arena of a part that holds `addr` can have.
+    fn lowest_around(&self, addr: u64) -> Option<u64> {
+        Some(addr.saturating_sub(self.reach?))
     }
 
     /// Every part of an arena, by address.
@@ -229,6 +237,7 @@ impl Arenas {
         if let Some(other) = before.filter(|other| other.last() >= part.addr) {
             return Err(SubRangeError::Overlap { name: name(), with: Box::new(other.clone()) });
         }
+        self.reach = self.reach.max(Some(part.last() - arena.addr));
         Arc::make_mut(parts).insert(part.addr, part);
         Ok(())
     }
@@ -239,7 +248,8 @@ impl Arenas {
         addr: u64,
         at: &'static Location<'static>,
     ) -> Result<SubRange, SubRangeError> {
-        let holder = self.open.range_mut(..=addr).rev().find(|(_, parts)| parts.contains_key(&addr));
+        let lowest = self.lowest_around(addr).unwrap_or(addr);
+        let holder = self.open.range_mut(lowest..=addr).rev().find(|(_, parts)| parts.contains_key(&addr));
         if let Some(part) = holder.and_then(|(_, parts)| Arc::make_mut(parts).remove(&addr)) {
             if self.ended.len() == REMEMBERED {
                 self.ended.pop_front();
