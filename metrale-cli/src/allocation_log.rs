@@ -111,7 +111,8 @@ fn head(path: &Path) -> std::io::Result<Vec<u8>> {
 
 /// Whether a file that was given as a model is a log: it begins as one, be it among other programs' lines.
 pub(crate) fn begins_as_log(path: &Path) -> bool {
-    if !fs::metadata(path).is_ok_and(|about| about.is_file()) || !is_log(path) {
+    let is_table = head(path).is_ok_and(|head| is_no_table(&head, path).is_none() && !is_model(&head, path));
+    if !fs::metadata(path).is_ok_and(|about| about.is_file()) || !is_table {
         return false;
     }
     let reader = File::open(path).and_then(|file| Reader::new(file.take(LOOKED_AT_BYTES)));
@@ -137,7 +138,8 @@ pub(crate) struct LogNotes {
     finding_lines: BTreeMap<&'static str, Vec<u64>>,
     said: Vec<String>,
     skipped: u64,
-    skipped_said: Vec<String>,
+    /// With their lines.
+    skipped_said: Vec<(u64, String)>,
     of_other_devices: u64,
     broke_off: Option<String>,
     has_open_end: bool,
@@ -151,12 +153,12 @@ impl AllocationLog {
     pub(crate) fn open(path: &Path, lenient: bool) -> Result<Self, LogError> {
         let unreadable = |problem| LogError::Unreadable { path: path.to_owned(), problem };
         if fs::metadata(path).is_ok_and(|about| about.is_file() && about.len() > 0) {
-            if !is_log(path) {
-                return Err(LogError::IsModel(path.to_owned()));
-            }
             let head = head(path).map_err(unreadable)?;
             if let Some(what) = is_no_table(&head, path) {
                 return Err(LogError::Foreign { path: path.to_owned(), what });
+            }
+            if is_model(&head, path) {
+                return Err(LogError::IsModel(path.to_owned()));
             }
         }
         let reader = Reader::open(path).map_err(unreadable)?.lenient(lenient);
@@ -200,8 +202,9 @@ impl AllocationLog {
             return Err(LogError::NoPlace { path: self.path.clone(), line, problem });
         }
         self.notes.skipped += 1;
-        self.notes.skipped_said.push(format!("line {line}: {problem}"));
-        self.notes.skipped_said.truncate(SAID);
+        if self.notes.skipped_said.len() < SAID {
+            self.notes.skipped_said.push((line, format!("line {line}: {problem}")));
+        }
         Ok(())
     }
 
@@ -218,7 +221,8 @@ impl AllocationLog {
         notes.of_other_devices = skipped.of_other_devices;
         notes.broke_off = self.reader.broke_off().map(ToString::to_string);
         notes.has_open_end = self.reader.has_open_end();
-        notes.skipped_said.extend(skipped.first.iter().map(ToString::to_string));
+        notes.skipped_said.extend(skipped.first.iter().map(|row| (row.line, row.to_string())));
+        notes.skipped_said.sort_by_key(|(line, _)| *line);
         notes.skipped_said.truncate(SAID);
         notes.aliases = self.reader.alias_count();
         Ok(notes)
@@ -267,7 +271,7 @@ impl LogNotes {
             let rows = if self.aliases == 1 { "1 row says" } else { &format!("{} rows say", self.aliases) };
             remarks.push(format!("note: {rows} deallocate or dealloc, taken as free"));
         }
-        remarks.extend(self.skipped_said.iter().map(|row| format!("warning: passed over: {row}")));
+        remarks.extend(self.skipped_said.iter().map(|(_, row)| format!("warning: passed over: {row}")));
         if self.skipped > self.skipped_said.len() as u64 {
             let others = match self.of_other_devices {
                 0 => String::new(),
@@ -277,7 +281,8 @@ impl LogNotes {
         }
         if self.has_open_end {
             remarks.push(
-                "note: the last line has no line end: if the log was cut there, its last number may lack digits".to_owned(),
+                "note: the last line has no line end: if the log was cut there, its last cell is not whole"
+                    .to_owned(),
             );
         }
         remarks.extend(self.broke_off.iter().map(|why| format!("warning: {why}; what came before counts")));

@@ -39,6 +39,8 @@ pub enum SnapshotError {
         path: PathBuf,
         /// Why.
         problem: io::Error,
+        /// Whether not even the file could be made: nothing was done then.
+        at_once: bool,
     },
 }
 
@@ -48,7 +50,7 @@ const MAX_BYTES: u64 = 1 << 30;
 impl SnapshotError {
     /// Whether another file would mend it.
     pub fn is_bad_input(&self) -> bool {
-        !matches!(self, Self::Unwritable { .. })
+        !matches!(self, Self::Unwritable { at_once: false, .. })
     }
 }
 
@@ -86,12 +88,28 @@ fn whole(from: impl Read, limit: u64) -> io::Result<Vec<u8>> {
     Err(io::Error::new(io::ErrorKind::InvalidData, words))
 }
 
-/// Writes a snapshot.
-pub(crate) fn write(path: &Path, snapshot: &Snapshot) -> Result<(), SnapshotError> {
-    let failed = |problem: io::Error| SnapshotError::Unwritable { path: path.to_owned(), problem };
-    let text = serde_json::to_vec_pretty(snapshot).map_err(|error| failed(error.into()))?;
-    let mut file = WholeFile::create(path).map_err(failed)?;
-    file.write_all(&text).and_then(|()| file.finish()).map_err(failed)
+/// A snapshot's file, opened before anything is done.
+pub(crate) struct SnapshotFile {
+    path: PathBuf,
+    file: WholeFile,
+}
+
+impl SnapshotFile {
+    /// Opens it for writing.
+    pub(crate) fn create(path: &Path) -> Result<Self, SnapshotError> {
+        let unwritable =
+            |problem| SnapshotError::Unwritable { path: path.to_owned(), problem, at_once: true };
+        Ok(Self { path: path.to_owned(), file: WholeFile::create(path).map_err(unwritable)? })
+    }
+
+    /// Writes it.
+    pub(crate) fn write(self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
+        let Self { path, mut file } = self;
+        let failed = |problem: io::Error| SnapshotError::Unwritable { path, problem, at_once: false };
+        let written = serde_json::to_vec_pretty(snapshot).map_err(io::Error::from);
+        let written = written.and_then(|text| file.write_all(&text)).and_then(|()| file.finish());
+        written.map_err(failed)
+    }
 }
 
 #[cfg(test)]

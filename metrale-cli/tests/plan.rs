@@ -227,7 +227,13 @@ fn the_object_of_a_log_says_what_was_odd_in_it_as_well() {
         serde_json::json!({"already_live": 1, "size_differs": 1, "unknown_free": 2})
     );
     assert_eq!(json["broke_off"], serde_json::Value::Null);
-    assert_eq!(json.as_object().unwrap().len(), 8 + 4, "and what is live at the end");
+    assert_eq!(json["finding_lines"]["unknown_free"], serde_json::json!([5, 6]));
+    assert_eq!((&json["failures_in_log"], &json["nothing_rows"]), (&0.into(), &0.into()));
+    let remarks: Vec<_> =
+        json["remarks"].as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect();
+    assert!(remarks.iter().any(|text| text.contains("line 4: the pointer \"zzz\"")), "{remarks:?}");
+    assert!(remarks.iter().all(|text| ended.err.contains(text)), "{remarks:?}: {}", ended.err);
+    assert_eq!(json.as_object().unwrap().len(), 8 + 8, "and what is live at the end");
     // What made way for another was not freed by a row.
     let text = metrale_on("plan", &log, &["--lenient"]).out;
     assert!(text.contains("2 allocations of 12 B in all, 1 free in 5 operations"), "{text}");
@@ -254,6 +260,28 @@ fn a_table_that_was_there_stays_until_another_is_whole() {
     assert_eq!(fs::read_to_string(&table).unwrap(), "op,live_bytes,resident_bytes\n0,1,2097152\n");
 }
 
+/// A shell opens the file, and the program is to add to it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_table_onto_the_standard_output_goes_where_that_goes() {
+    use std::process::Command;
+    let folder = tempfile::tempdir().unwrap();
+    let (log, kept) = (folder.path().join("log.csv"), folder.path().join("kept"));
+    fs::write(&log, "Action,Pointer,Size\nallocate,1,1\n").unwrap();
+    for output in ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"] {
+        fs::write(&kept, "before\n").unwrap();
+        let append = fs::OpenOptions::new().append(true).open(&kept).unwrap();
+        let mut program = Command::new(env!("CARGO_BIN_EXE_metrale"));
+        let status =
+            program.arg("plan").arg(&log).args(["--per-op", output]).stdout(append).status().unwrap();
+        assert!(status.success());
+        let text = fs::read_to_string(&kept).unwrap();
+        assert!(text.starts_with("before\nop,live_bytes,resident_bytes\n0,1,2097152\n"), "{text}");
+        assert!(text.contains("peak resident"), "{text}");
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+}
+
 #[test]
 fn a_log_that_may_have_been_cut_in_its_last_number_is_told_to() {
     let folder = tempfile::tempdir().unwrap();
@@ -262,7 +290,7 @@ fn a_log_that_may_have_been_cut_in_its_last_number_is_told_to() {
         fs::write(&log, format!("Action,Pointer,Size\n{text}")).unwrap();
         let ended = metrale_on("plan", &log, &[]);
         assert_eq!(ended.exit, Exit::Done);
-        assert_eq!(ended.err.contains("its last number may lack digits"), told, "{}", ended.err);
+        assert_eq!(ended.err.contains("its last cell is not whole"), told, "{}", ended.err);
     }
     fs::write(&log, "Thread,Time,Action,Pointer,Size,Stream\n1,12,allocate,0x10,10485").unwrap();
     let ended = metrale_on("plan", &log, &[]);
@@ -288,6 +316,23 @@ fn advice_helps_where_it_is_given() {
         assert_eq!(ended.exit, Exit::BadInput);
         assert!(ended.err.contains(words) && !ended.err.contains("--lenient"), "{}", ended.err);
         assert_eq!(metrale_on("plan", &log, &["--lenient"]).exit, Exit::BadInput, "which would not help");
+    }
+    // Rows without a header among other lines: there it helps.
+    fs::write(&log, "INFO begins\n1,12:00:00,allocate,0x10,7,0\n").unwrap();
+    assert!(metrale_on("plan", &log, &[]).err.contains("--lenient passes over"));
+    assert_eq!(metrale_on("plan", &log, &["--lenient"]).exit, Exit::Done);
+    // Whatever its name, what is neither a log nor a model is told to be neither.
+    for name in ["log.csv", "log.gz", "log"] {
+        let path = folder.path().join(name);
+        fs::write(&path, b"PK\x03\x04\x14\0\0\0\0\0").unwrap();
+        let ended = metrale_on("replay", &path, &["--driver", "sim"]);
+        assert!(ended.err.contains("this is a zip archive, not an allocation log"), "{}", ended.err);
+        let ended = metrale_on("load", &path, &["--driver", "sim"]);
+        assert!(
+            ended.err.contains("a zip archive") && !ended.err.contains("allocation log"),
+            "{}",
+            ended.err
+        );
     }
 }
 

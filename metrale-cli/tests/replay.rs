@@ -287,6 +287,9 @@ fn what_is_live_when_a_log_does_not_fit_is_what_was_done_of_it() {
     assert_eq!(json["live_at_end"], serde_json::json!({"allocations": 2, "bytes": 2, "first": first}));
     assert_eq!(json["end"]["allocations"], 2);
     fs::write(&log, "Action,Pointer,Size\nallocate,1,1\n").unwrap();
-    let ended = metrale_on("replay", &log, &["--driver", "sim", "--per-op", "/nonexistent/ops.csv"]);
-    assert_eq!(ended.exit, Exit::BadInput, "{}", ended.err);
+    for option in ["--per-op", "--snapshot", "--peak-snapshot"] {
+        let ended = metrale_on("replay", &log, &["--driver", "sim", option, "/nonexistent/file"]);
+        assert_eq!(ended.exit, Exit::BadInput, "{}", ended.err);
+        assert!(ended.err.ends_with("No such file or directory (os error 2)\n"), "{}", ended.err);
+    }
 }

@@ -148,6 +148,6 @@ fn what_is_no_snapshot_ends_with_2_and_numbers_and_names_of_any_sort_do_no_harm(
     }
     let ended =
         metrale(["load", "--model", "gpt2", "--driver", "sim", "--snapshot", "/nonexistent/folder/s.json"]);
-    assert_eq!(ended.exit, Exit::Failed);
+    assert_eq!(ended.exit, Exit::BadInput);
     assert!(ended.err.contains("s.json: the snapshot cannot be written"), "{}", ended.err);
 }

@@ -632,7 +632,8 @@ pub trait GpuBackend: Send + Sync {
     fn scope(&self, label: &str) -> ScopeGuard;
 
     /// Names one live allocation, whatever scope it was made in, by its first byte: reports, snapshots and answers about the
-    /// address tell the name. False, and nothing done, where none begins there. Does not block.
+    /// address tell the name, and those of a peak before it do not. False, and nothing done, where none begins there. Does not
+    /// block.
     fn tag(&self, ptr: DevicePtr, tag: &str) -> bool;
 
     /// Starts the ledger's peaks anew from what is live now, so that the next [`peak_snapshot`] is of a phase: a request, or

@@ -108,8 +108,10 @@ pub use memory::{
 pub use merged_report::{DeviceLedger, MergedReport};
 pub use metrale_driver_sys::{CUtensorMap, DriverApi, DriverError, DriverFn};
 pub use metrale_ledger::{
-    AllocKind, AllocRecord, ByteSize, Event, EventKind, ForgetError, FreedBy, LedgerProbe, LiveAllocation,
-    ScopeGuard, Snapshot, SubRangeError,
+    AllocKind, AllocRecord, ArenaRow, ByteSize, Event, EventKind, FileRow, ForgetError, FreedAllocation,
+    FreedBy, Group, GroupChange, Label, LabelChange, LabelRow, LedgerProbe, LiveAllocation, Mark,
+    MisuseCounts, PartRow, RecordMisuse, ScopeGuard, Site, SiteChange, SiteRow, Snapshot, SnapshotDiff,
+    SubRange, SubRangeError, Totals, Whois,
 };
 pub use metrale_registry::{
     CudaHost, DeviceFacts, HostError, LaunchError, LaunchExcess, MetraleRegistry, RegistryError,

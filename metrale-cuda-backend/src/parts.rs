@@ -26,12 +26,15 @@ mod adopted;
 #[cfg(feature = "cudarc")]
 pub use adopted::{AdoptError, Adopted};
 
+#[cfg(feature = "sim")]
+pub use software::{Profile, SimDriver};
+
 /// Where the driver in software comes in.
 #[cfg(feature = "sim")]
 mod software {
     use std::sync::Arc;
 
-    use metrale_driver_sim::{Profile, SimDriver};
+    pub use metrale_driver_sim::{Profile, SimDriver};
 
     use crate::BackendBuilder;
 

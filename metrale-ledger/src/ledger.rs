@@ -360,7 +360,8 @@ impl Ledger {
         ScopeGuard::open(Arc::clone(&self.shared), label)
     }
 
-    /// Names one live allocation, of any kind, by its base. False where none is there.
+    /// Names one live allocation, of any kind, by its base. False where none is there. A peak that it was part of before
+    /// keeps it without the name: [`peak_snapshot`](Self::peak_snapshot) is what a snapshot taken there would have told.
     pub fn tag(&self, addr: u64, tag: &str) -> bool {
         self.shared.ask(|book| book.tag(addr, tag))
     }

@@ -163,8 +163,9 @@ fn class_of(bytes: u64) -> usize {
     bytes.checked_ilog2().unwrap_or(0) as usize
 }
 
-/// Plans a stream of operations. Host memory: below 200 bytes for each of the most allocations that lived at once, however many
+/// Plans a stream of operations; a clone goes on from where it stands. Host memory: below 200 bytes for each of the most allocations that lived at once, however many
 /// came and went.
+#[derive(Clone)]
 pub struct Plan {
     placement: Placement,
     live: HashMap<AllocationId, Live, Mixer>,

@@ -13,7 +13,8 @@ use crate::model::{Catalogue, InputError, ModelInput, Shown, ShownPath, TensorSp
 use crate::moment::Moment;
 use crate::render::failure::{Failed, Input};
 use crate::render::load::{LoadReport, ModelNames, Shortage};
-use crate::{Console, Exit, answered, concluded, host_room, outputs, snapshot_file};
+use crate::snapshot_file::SnapshotFile;
+use crate::{Console, Exit, answered, concluded, host_room, outputs};
 
 /// Runs the command.
 pub fn run(args: &LoadArgs, console: &mut Console<'_>) -> Exit {
@@ -72,12 +73,13 @@ fn list_models(json: bool, console: &mut Console<'_>) -> Exit {
 /// Loads, measures, verifies; then frees and sweeps, whatever happened before.
 fn load(args: &LoadArgs, input: &ModelInput, console: &mut Console<'_>) -> anyhow::Result<LoadReport> {
     outputs::check(&[("--snapshot", args.snapshot.as_deref())], input.paths(&args.files))?;
+    let snapshot = args.snapshot.as_deref().map(SnapshotFile::create).transpose()?;
     let backend = args.target.open(console)?;
     if !input.files().is_empty() {
         host_room::check(&backend, input.total_bytes())?;
     }
     let mut held = Held::default();
-    let measured = measure(args, input, &backend, &mut held, console);
+    let measured = measure(args, input, &backend, &mut held, snapshot, console);
     let swept = held.give_back(&backend);
     // The first error is the one that counts; what follows from it may fail too.
     let report = measured?;
@@ -90,6 +92,7 @@ fn measure<'input>(
     input: &'input ModelInput,
     backend: &'input MetraleCudaBackend,
     held: &mut Held<'input>,
+    snapshot: Option<SnapshotFile>,
     console: &Console<'_>,
 ) -> anyhow::Result<LoadReport> {
     // The pinned buffers come before the baseline: what they cost is not the model's.
@@ -115,8 +118,8 @@ fn measure<'input>(
     let seconds = start.elapsed().as_secs_f64();
 
     let moment = Moment::of(backend, baseline_free_bytes)?;
-    if let Some(path) = &args.snapshot {
-        snapshot_file::write(path, &moment.snapshot)?;
+    if let Some(file) = snapshot {
+        file.write(&moment.snapshot)?;
     }
     let text = backend.alloc_report(args.top, args.min_mb);
     let verified = if shortage.is_none() { verify(backend, input, &held.tensors, args.verify)? } else { 0 };

@@ -132,7 +132,9 @@ fn plan_log(path: &Path, args: &PlanArgs, console: &mut Console<'_>) -> anyhow::
         nothing: totals.nothing,
         skipped: notes.skipped(),
         findings: notes.findings().clone(),
+        finding_lines: notes.finding_lines().clone(),
         broke_off: notes.broke_off().map(str::to_owned),
+        remarks: notes.remarks(),
         names_lines: notes.names_lines(),
         live_at_end: still_live.collect(),
     };

@@ -16,7 +16,8 @@ use crate::render::load::{Count, Shortage};
 use crate::render::replay::ReplayReport;
 use crate::replayed::Replayed;
 use crate::script::{Act, Operation, Script};
-use crate::{Console, Exit, concluded, outputs, snapshot_file};
+use crate::snapshot_file::SnapshotFile;
+use crate::{Console, Exit, concluded, outputs};
 
 /// Operations between two looks at the progress bar.
 const BETWEEN_TICKS: usize = 1024;
@@ -44,14 +45,26 @@ fn replay(args: &ReplayArgs, console: &mut Console<'_>) -> anyhow::Result<Replay
     ];
     outputs::check(&outputs, [args.log.as_path()])?;
     let create = |path: &_| PerOp::create(path, "op,live_bytes,resident_bytes,driver_free_bytes");
-    let table = args.per_op.as_deref().map(create).transpose()?;
+    let files = Files {
+        table: args.per_op.as_deref().map(create).transpose()?,
+        end: args.snapshot.as_deref().map(SnapshotFile::create).transpose()?,
+        peak: args.peak_snapshot.as_deref().map(SnapshotFile::create).transpose()?,
+    };
     let backend = args.target.open(console)?;
     let mut held = vec![DevicePtr::NULL; script.places];
-    let measured = measure(args, &script, &notes, &backend, &mut held, table, console);
+    let measured = measure(args, &script, &notes, &backend, &mut held, files, console);
     let swept = give_back(&backend, &held);
     // The first error is the one that counts; what follows from it may fail too.
     let report = measured?;
     Ok(report.swept(swept?))
+}
+
+/// The files that were asked for, opened before anything is done.
+struct Files {
+    table: Option<PerOp>,
+    /// The snapshot at the end, and that of the peak.
+    end: Option<SnapshotFile>,
+    peak: Option<SnapshotFile>,
 }
 
 /// What is done while memory is held.
@@ -61,10 +74,11 @@ fn measure(
     notes: &LogNotes,
     backend: &MetraleCudaBackend,
     held: &mut [DevicePtr],
-    table: Option<PerOp>,
+    files: Files,
     console: &Console<'_>,
 ) -> anyhow::Result<ReplayReport> {
     let baseline_free_bytes = backend.memory_info()?.free_bytes;
+    let Files { table, end: end_file, peak: peak_file } = files;
     let mut run = Run { backend, held, scope: None, table, baseline_free_bytes, done: Replayed::default() };
 
     let start = Instant::now();
@@ -77,8 +91,8 @@ fn measure(
     table.map_or(Ok(()), PerOp::finish)?;
     let end = Moment::of(backend, baseline_free_bytes)?;
     let peak = backend.ledger_probe().peak_snapshot();
-    for (path, snapshot) in [(&args.snapshot, &end.snapshot), (&args.peak_snapshot, &peak)] {
-        path.as_deref().map_or(Ok(()), |path| snapshot_file::write(path, snapshot))?;
+    for (file, snapshot) in [(end_file, &end.snapshot), (peak_file, &peak)] {
+        file.map_or(Ok(()), |file| file.write(snapshot))?;
     }
     let report =
         ReplayReport::new(ShownPath(&args.log).to_string(), backend, &peak, &end, args.top, args.min_mb);

@@ -31,7 +31,7 @@ const MARKS: &[(&[u8], &str, &str)] = &[
     (b"BZh", "a bzip2 file", UNPACK),
     (b"7z\xbc\xaf\x27\x1c", "a 7-Zip file", UNPACK),
     (b"<?xml", "XML (often a store's error page)", DOWNLOAD),
-    (b"\xff\xfe", "UTF-16 text", DOWNLOAD),
+    (b"\xff\xfe", "UTF-16 text", "give the model's .safetensors files; an allocation log must be UTF-8"),
     (b"%PDF", "a PDF", "give the model's .safetensors files"),
 ];
 

@@ -35,18 +35,22 @@ pub struct OfLog {
     #[serde(skip)]
     pub(crate) resident_line: Option<u64>,
     /// Allocations that had failed when it was written.
-    #[serde(skip)]
-    pub(crate) failures: u64,
-    /// Rows that ask for nothing.
-    #[serde(skip)]
-    pub(crate) nothing: u64,
+    #[serde(rename = "failures_in_log")]
+    pub failures: u64,
+    /// Rows that ask for nothing: frees of null, and allocations of no bytes at null.
+    #[serde(rename = "nothing_rows")]
+    pub nothing: u64,
     /// Rows that made no sense and were passed over.
     #[serde(rename = "skipped_rows")]
     pub skipped: u64,
     /// Odd rows by what was odd: `double_free`, `unknown_free`, `already_live`, `size_differs`, `other_stream`.
     pub findings: BTreeMap<&'static str, u64>,
+    /// The lines of the first ten of each of these.
+    pub finding_lines: BTreeMap<&'static str, Vec<u64>>,
     /// Where and why the log could not be read on; `null` where it was read to its end.
     pub broke_off: Option<String>,
+    /// All that was said of it in words, such as why rows were passed over.
+    pub remarks: Vec<String>,
     /// Whether a row names a source line.
     #[serde(skip)]
     pub(crate) names_lines: bool,

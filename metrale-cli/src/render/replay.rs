@@ -46,6 +46,8 @@ pub struct ReplayReport {
     pub finding_lines: BTreeMap<&'static str, Vec<u64>>,
     /// Where and why the log could not be read on; `null` where it was read to its end.
     pub broke_off: Option<String>,
+    /// All that was said of the log in words, such as why rows were passed over.
+    pub remarks: Vec<String>,
     /// What is live after the last operation (or, out of memory, the last that fitted).
     pub live_at_end: StillLive,
     /// Wall time of the operations, in seconds.
@@ -138,6 +140,7 @@ impl ReplayReport {
             findings: BTreeMap::new(),
             finding_lines: BTreeMap::new(),
             broke_off: None,
+            remarks: Vec::new(),
             live_at_end: StillLive::default(),
             seconds: 0.0,
             peak: HeldThen::of(peak, top, min_mb),
@@ -170,6 +173,7 @@ impl ReplayReport {
             findings: notes.findings().clone(),
             finding_lines: notes.finding_lines().clone(),
             broke_off: notes.broke_off().map(str::to_owned),
+            remarks: notes.remarks(),
             names_lines: notes.names_lines(),
             ..self
         }

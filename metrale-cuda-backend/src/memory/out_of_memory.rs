@@ -242,9 +242,10 @@ impl fmt::Display for OutOfMemory {
         }
         write!(
             f,
-            "\n  this backend: {} live in {} allocations, {} resident, {} of it slack",
+            "\n  this backend: {} live in {} allocation{}, {} resident, {} of it slack",
             ByteSize(self.live_bytes),
             self.live_count,
+            if self.live_count == 1 { "" } else { "s" },
             ByteSize(self.resident_bytes),
             ByteSize(self.slack_bytes)
         )?;

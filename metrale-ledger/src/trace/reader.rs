@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Line by line through a log.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::Path;
@@ -135,8 +136,8 @@ impl<'a> Reader<'a> {
         self.aliases
     }
 
-    /// Whether the last row has no line end and its last cell is its pointer or size. A log that was cut just there lacks
-    /// digits of it, which nothing else would tell.
+    /// Whether the last row has no line end. A log that was cut just there lacks characters of that row's last cell, which
+    /// nothing else would tell.
     pub fn has_open_end(&self) -> bool {
         self.open_end
     }
@@ -209,7 +210,7 @@ impl<'a> Reader<'a> {
                 }
                 // A log without a header has its columns as its writer orders them.
                 Ok(None) => Columns::RMM,
-                Err(text) => return Err(Reason { is_header: true, ..text.into() }),
+                Err((text, is_header)) => return Err(Reason { is_header, ..text.into() }),
             },
         };
         let cell = |at: usize| cells.get(at).copied();
@@ -263,8 +264,8 @@ impl<'a> Reader<'a> {
             if many < usual {
                 return Err(format!("it has {many} of {usual} columns").into());
             }
-            self.open_end = [columns.pointer, columns.bytes].contains(&(many - 1));
         }
+        self.open_end = !ended;
         self.last_width = Some(cells.len());
         self.aliases += u64::from(action == Action::Free && !written.eq_ignore_ascii_case("free"));
         // Not that of a row that makes no sense, which would leave all others out.
@@ -356,13 +357,22 @@ impl<'a> Reader<'a> {
         if bytes == b"\0" {
             return Err(format!("longer than {LONGEST_LINE} bytes, so no row of a log").into());
         }
-        let bytes =
-            if self.number == 1 { bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes) } else { bytes };
+        // Where logs are joined, one may be in the middle.
+        let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
         let is_header = self.columns.is_none();
         let no_text =
             |_| Reason { is_header, is_binary: true, ..Reason::from("it is no UTF-8 text".to_owned()) };
         let line = std::str::from_utf8(bytes).map_err(no_text)?.trim();
         if line.is_empty() { Ok(None) } else { self.parse(line, ended) }
+    }
+}
+
+impl fmt::Debug for Reader<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reader")
+            .field("line", &self.number)
+            .field("lenient", &self.lenient)
+            .finish_non_exhaustive()
     }
 }
 

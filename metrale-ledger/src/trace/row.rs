@@ -58,7 +58,7 @@ pub struct RowError {
     pub reason: String,
     /// The end of the file came in the middle of it: the program that wrote it was stopped.
     pub cut: bool,
-    /// It was to be the header, so no other line makes sense without it.
+    /// It is the header beyond doubt, or the file is no text, so that no line behind it makes sense.
     pub is_header: bool,
 }
 
