@@ -8,7 +8,7 @@
 //! matter.
 //!
 //! A line that was cut, since the program that wrote it was stopped, makes no sense either. Where that cannot be told, as a
-//! line without an end has all its columns and the last of them is a number, [`Reader::has_open_end`] says so.
+//! line without an end has all its columns and the last of them is such as may have had more to it, [`Reader::has_open_end`] says so.
 //!
 //! A row that makes no sense ends the reading with its line and the reason, or is counted where the reader is
 //! [lenient](Reader::lenient); so does a row of another device than the first row's, for one pointer may be live on both.

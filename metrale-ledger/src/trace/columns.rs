@@ -72,12 +72,15 @@ impl Columns {
     /// Those of a log that begins with this line: none where it is a row, of a log without a header.
     ///
     /// # Errors
-    /// Why it is neither, and what to do.
-    pub(super) fn of_line(cells: &[&str], line: &str) -> Result<Option<Self>, String> {
+    /// Why it is neither, and what to do; and whether it was to be a header. What names no column may be another program's
+    /// line, with the header behind it.
+    pub(super) fn of_line(cells: &[&str], line: &str) -> Result<Option<Self>, (String, bool)> {
         match Self::of_header(cells) {
             Header::Is(columns) => Ok(Some(columns)),
-            Header::Lacks(names) => Err(format!("the header names no column {}", names.join(", nor "))),
-            Header::Twice(twice) => Err(twice.to_string()),
+            Header::Lacks(names) => {
+                Err((format!("the header names no column {}", names.join(", nor ")), true))
+            }
+            Header::Twice(twice) => Err((twice.to_string(), true)),
             Header::No if cells.len() == Self::RMM.width && action(cells[Self::RMM.action]).is_some() => {
                 Ok(None)
             }
@@ -91,11 +94,15 @@ impl Columns {
                     .into_iter()
                     .find(|(by, _)| apart(by))
                 {
-                    Some((_, name)) => {
-                        Err(format!("{shown:?} is a header set apart by {name}: write the table with commas"))
-                    }
-                    None => Err(format!(
-                        "{shown:?} is neither a header that names Action, Pointer and Size nor a row"
+                    Some((_, name)) => Err((
+                        format!("{shown:?} is a header set apart by {name}: write the table with commas"),
+                        true,
+                    )),
+                    None => Err((
+                        format!(
+                            "{shown:?} is neither a header that names Action, Pointer and Size nor a row"
+                        ),
+                        false,
                     )),
                 }
             }

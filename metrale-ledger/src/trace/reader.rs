@@ -25,13 +25,13 @@ struct Reason {
     is_device: bool,
     /// It is the one that was to say which column is which.
     is_header: bool,
-    /// It is no text.
-    is_binary: bool,
+    /// It would be none either if the file went on.
+    is_whole: bool,
 }
 
 impl From<String> for Reason {
     fn from(text: String) -> Self {
-        Self { text, is_device: false, is_header: false, is_binary: false }
+        Self { text, is_device: false, is_header: false, is_whole: false }
     }
 }
 
@@ -135,8 +135,8 @@ impl<'a> Reader<'a> {
         self.aliases
     }
 
-    /// Whether the last row has no line end and its last cell is its pointer or size. A log that was cut just there lacks
-    /// digits of it, which nothing else would tell.
+    /// Whether the last row has no line end and its last cell is its pointer or size, or says `allocate`, as a failure's begins.
+    /// A log that was cut just there lacks the end of it, which nothing else would tell.
     pub fn has_open_end(&self) -> bool {
         self.open_end
     }
@@ -188,16 +188,21 @@ impl<'a> Reader<'a> {
         let quoted;
         let many: Vec<&str>;
         let mut few = [""; FEW];
-        let cells: &[&str] = match split(line, &mut few)? {
-            Split::Few(count) => &few[..count],
-            Split::Many => {
+        let cells: &[&str] = match split(line, &mut few) {
+            Ok(Split::Few(count)) => &few[..count],
+            Ok(Split::Many) => {
                 many = line.split(',').map(str::trim).collect();
                 &many
             }
-            Split::Quoted => {
+            Ok(Split::Quoted) => {
                 quoted = unquote(line)?;
                 many = quoted.iter().map(str::trim).collect();
                 &many
+            }
+            // Where that is all there is, no line behind it has a header.
+            Err(text) => {
+                let is_header = !ended && self.columns.is_none();
+                return Err(Reason { is_header, is_whole: true, ..text.into() });
             }
         };
         let columns = match self.columns {
@@ -209,7 +214,7 @@ impl<'a> Reader<'a> {
                 }
                 // A log without a header has its columns as its writer orders them.
                 Ok(None) => Columns::RMM,
-                Err(text) => return Err(Reason { is_header: true, ..text.into() }),
+                Err((text, is_header)) => return Err(Reason { is_header, ..text.into() }),
             },
         };
         let cell = |at: usize| cells.get(at).copied();
@@ -223,6 +228,7 @@ impl<'a> Reader<'a> {
             match Columns::of_header(cells) {
                 Header::Is(columns) => {
                     self.columns = Some(columns);
+                    self.last_width = None;
                     return Ok(None);
                 }
                 Header::Twice(twice) => return Err(twice.to_string().into()),
@@ -263,7 +269,10 @@ impl<'a> Reader<'a> {
             if many < usual {
                 return Err(format!("it has {many} of {usual} columns").into());
             }
-            self.open_end = [columns.pointer, columns.bytes].contains(&(many - 1));
+            let last = many - 1;
+            // A failure's action begins with an allocation's.
+            let may_be_failure = last == columns.action && action == Action::Allocate;
+            self.open_end = may_be_failure || [columns.pointer, columns.bytes].contains(&last);
         }
         self.last_width = Some(cells.len());
         self.aliases += u64::from(action == Action::Free && !written.eq_ignore_ascii_case("free"));
@@ -309,7 +318,7 @@ impl<'a> Reader<'a> {
                     self.days += 1;
                 }
                 self.last_of_day = now;
-                now + self.days * DAY_NS
+                now.saturating_add(self.days.saturating_mul(DAY_NS))
             }
         };
         now.saturating_sub(*self.first_time.get_or_insert(now))
@@ -334,9 +343,8 @@ impl<'a> Reader<'a> {
                 Ok(Some(row)) => return Ok(Some(row)),
                 Ok(None) => {}
                 Err(reason) => {
-                    let Reason { text, is_header, is_binary, .. } = reason;
-                    // What is no text from the first line on was none before a cut either.
-                    let cut = !(ended || is_binary && is_header);
+                    let Reason { text, is_header, is_whole, .. } = reason;
+                    let cut = !(ended || is_whole);
                     let error = RowError { line: self.number, reason: text, cut, is_header };
                     if !self.lenient {
                         return Err(TraceError::Row(error));
@@ -358,9 +366,10 @@ impl<'a> Reader<'a> {
         }
         let bytes =
             if self.number == 1 { bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes) } else { bytes };
+        // What is no text from the first line on was none before a cut either.
         let is_header = self.columns.is_none();
         let no_text =
-            |_| Reason { is_header, is_binary: true, ..Reason::from("it is no UTF-8 text".to_owned()) };
+            |_| Reason { is_header, is_whole: is_header, ..Reason::from("it is no UTF-8 text".to_owned()) };
         let line = std::str::from_utf8(bytes).map_err(no_text)?.trim();
         if line.is_empty() { Ok(None) } else { self.parse(line, ended) }
     }

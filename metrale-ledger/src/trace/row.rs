@@ -58,7 +58,7 @@ pub struct RowError {
     pub reason: String,
     /// The end of the file came in the middle of it: the program that wrote it was stopped.
     pub cut: bool,
-    /// It was to be the header, so no other line makes sense without it.
+    /// It was to be the header, or is no text where that was to be, so what comes behind it makes no sense either.
     pub is_header: bool,
 }
 
