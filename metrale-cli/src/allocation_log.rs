@@ -277,7 +277,7 @@ impl LogNotes {
         }
         if self.has_open_end {
             remarks.push(
-                "note: the last line has no line end: if the log was cut there, its last number may lack digits".to_owned(),
+                "note: the last line has no line end: if the log was cut there, what it ends with may lack its end".to_owned(),
             );
         }
         remarks.extend(self.broke_off.iter().map(|why| format!("warning: {why}; what came before counts")));

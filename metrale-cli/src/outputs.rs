@@ -17,6 +17,16 @@ pub enum OutputError {
         /// The file.
         path: PathBuf,
     },
+    /// The program's own words go there.
+    #[error("{}: {option} names the file that {stream} goes to; give another file", ShownPath(.path))]
+    IsStream {
+        /// The option that names it.
+        option: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Standard output or standard error.
+        stream: &'static str,
+    },
     /// Two would be written into one file.
     #[error("{}: {first} and {second} name one file; give each its own", ShownPath(.path))]
     Twice {
@@ -44,6 +54,9 @@ pub(crate) fn check<'input>(
         if inputs.contains(&identity) {
             return Err(OutputError::IsInput { option, path: path.to_owned() });
         }
+        if let Some(stream) = stream(&identity) {
+            return Err(OutputError::IsStream { option, path: path.to_owned(), stream });
+        }
         if let Some((first, _)) = seen.iter().find(|(_, other)| *other == identity) {
             return Err(OutputError::Twice { first, second: option, path: path.to_owned() });
         }
@@ -59,6 +72,31 @@ enum Identity {
     #[cfg(unix)]
     Inode(u64, u64),
     Path(PathBuf),
+}
+
+/// The stream of this program that goes to the file, whose words would be lost where another file takes its place.
+#[cfg(unix)]
+fn stream(file: &Identity) -> Option<&'static str> {
+    use std::io::{stderr, stdout};
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::MetadataExt;
+    let goes_there = |stream: &dyn AsFd| {
+        let stream = stream.as_fd().try_clone_to_owned().map(fs::File::from);
+        let about = stream.and_then(|stream| stream.metadata());
+        about.is_ok_and(|about| *file == Identity::Inode(about.dev(), about.ino()))
+    };
+    if goes_there(&stdout()) {
+        Some("standard output")
+    } else if goes_there(&stderr()) {
+        Some("standard error")
+    } else {
+        None
+    }
+}
+
+#[cfg(not(unix))]
+fn stream(_: &Identity) -> Option<&'static str> {
+    None
 }
 
 /// None for what nothing is lost in, such as a pipe, a terminal or `/dev/null`, and where no file can be.

@@ -254,6 +254,33 @@ fn a_table_that_was_there_stays_until_another_is_whole() {
     assert_eq!(fs::read_to_string(&table).unwrap(), "op,live_bytes,resident_bytes\n0,1,2097152\n");
 }
 
+/// A table put in the place of the file that the answer goes to would take it along.
+#[cfg(unix)]
+#[test]
+fn no_table_is_put_where_the_programs_own_words_go() {
+    use std::process::{Command, Stdio};
+    let folder = tempfile::tempdir().unwrap();
+    let (log, words) = (folder.path().join("log.csv"), folder.path().join("words"));
+    fs::write(&log, "Action,Pointer,Size\nallocate,1,1\n").unwrap();
+    for (table, stream) in [("/dev/stdout", "standard output"), ("/dev/stderr", "standard error")] {
+        let file = || fs::File::create(&words).unwrap();
+        let mut program = Command::new(env!("CARGO_BIN_EXE_metrale"));
+        program.arg("plan").arg(&log).args(["--per-op", table]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if table == "/dev/stdout" {
+            program.stdout(file())
+        } else {
+            program.stderr(file())
+        };
+        let ended = program.output().unwrap();
+        assert_eq!(ended.status.code(), Some(2), "{table}");
+        let said = String::from_utf8([ended.stderr, fs::read(&words).unwrap()].concat()).unwrap();
+        assert!(said.contains(&format!("--per-op names the file that {stream} goes to")), "{said}");
+        // Into a pipe, where nothing is replaced, both go.
+        program.stdout(Stdio::piped()).stderr(Stdio::piped());
+        assert_eq!(program.output().unwrap().status.code(), Some(0), "{table}");
+    }
+}
+
 #[test]
 fn a_log_that_may_have_been_cut_in_its_last_number_is_told_to() {
     let folder = tempfile::tempdir().unwrap();
@@ -262,7 +289,7 @@ fn a_log_that_may_have_been_cut_in_its_last_number_is_told_to() {
         fs::write(&log, format!("Action,Pointer,Size\n{text}")).unwrap();
         let ended = metrale_on("plan", &log, &[]);
         assert_eq!(ended.exit, Exit::Done);
-        assert_eq!(ended.err.contains("its last number may lack digits"), told, "{}", ended.err);
+        assert_eq!(ended.err.contains("what it ends with may lack its end"), told, "{}", ended.err);
     }
     fs::write(&log, "Thread,Time,Action,Pointer,Size,Stream\n1,12,allocate,0x10,10485").unwrap();
     let ended = metrale_on("plan", &log, &[]);
@@ -279,6 +306,10 @@ fn advice_helps_where_it_is_given() {
         (b"Action\tPointer\tSize\n".to_vec(), "set apart by tabs: write the table with commas"),
         (b"Action,Size\n".to_vec(), "the header names no column pointer"),
         (b"\xff\xff\xff".to_vec(), "line 1: it is no UTF-8 text"),
+        (
+            b"Action,Pointer,Size\rallocate,1,5\r".to_vec(),
+            "line 1: it has a carriage return inside: end each line by",
+        ),
         (utf16, "this is UTF-16 text, not an allocation log: a log is CSV text in UTF-8"),
         (b"\x28\xb5\x2f\xfd....".to_vec(), "this is a zstd file, not an allocation log"),
         (b"\x80\x04\x95....".to_vec(), "this is a PyTorch pickle, not an allocation log"),
@@ -288,6 +319,12 @@ fn advice_helps_where_it_is_given() {
         assert_eq!(ended.exit, Exit::BadInput);
         assert!(ended.err.contains(words) && !ended.err.contains("--lenient"), "{}", ended.err);
         assert_eq!(metrale_on("plan", &log, &["--lenient"]).exit, Exit::BadInput, "which would not help");
+    }
+    for before in ["Loading the model", "10%\r100%"] {
+        fs::write(&log, format!("{before}\nAction,Pointer,Size\nallocate,1,5\n")).unwrap();
+        let ended = metrale_on("plan", &log, &[]);
+        assert!(ended.err.contains("(--lenient passes over such rows)"), "{}", ended.err);
+        assert_eq!(metrale_on("plan", &log, &["--lenient"]).exit, Exit::Done, "which helps");
     }
 }
 
