@@ -142,6 +142,38 @@ fn c11_a_pointer_that_is_live_already_is_told() {
 }
 
 #[test]
+fn what_made_way_for_another_is_gone_before_a_peak_though_nobody_freed_it() {
+    let log = read_clean(b"Action,Pointer,Size\nallocate,0x1,100\nallocate,0x1,4194304\n");
+    let summary = log.plan.summary();
+    assert_eq!((summary.frees, summary.peak_resident.frees_before), (0, 1));
+    assert!(
+        summary.comes_and_goes() && summary.to_string().contains("one arena would take at least 4.00 MiB")
+    );
+    let log = read_clean(b"Action,Pointer,Size\nallocate,0x1,100\nallocate,0x2,4194304\n");
+    let summary = log.plan.summary();
+    assert_eq!(summary.peak_resident.frees_before, 0);
+    assert!(!summary.comes_and_goes() && !summary.to_string().contains("at least"));
+}
+
+#[test]
+fn each_live_allocation_is_told_with_its_line_and_stream() {
+    let mut log = String::from("Action,Pointer,Size,Stream\n");
+    let stream = |n: u64| (n % 400 != 0).then_some(n % 400 << 40);
+    let shown = |stream: Option<u64>| stream.map_or(String::new(), |stream| stream.to_string());
+    for n in 1..=70_000 {
+        log.push_str(&format!("allocate,{n:x},{n},{}\n", shown(stream(n))));
+    }
+    let read = read_clean(log.as_bytes());
+    for row in read.follow.live() {
+        let n = row.pointer;
+        assert_eq!((row.bytes, row.line, row.stream), (n, n + 1, stream(n)));
+    }
+    let freed = log + "free,3,3,1\nfree,4,4,4398046511104\nfree,190,400,1\nfree,191,401,1099511627776\n";
+    let kinds: Vec<_> = read_clean(freed.as_bytes()).findings.into_iter().map(|found| found.kind).collect();
+    assert_eq!(kinds, [FindingKind::OtherStream { allocated_on: 3 << 40 }]);
+}
+
+#[test]
 fn c13_the_allocated_size_counts() {
     let log = read_clean(case!("c13_free_size_differs"));
     assert_eq!(log.findings[0].kind, FindingKind::SizeDiffers { allocated: 4096 });
