@@ -234,6 +234,19 @@ fn the_object_of_a_log_says_what_was_odd_in_it_as_well() {
 }
 
 #[test]
+fn what_makes_way_for_another_comes_and_goes_though_no_row_frees_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log.csv");
+    let most = |second: u32| {
+        let rows = [1, second, 3, 4].map(|pointer| format!("allocate,{pointer},1100000\n")).concat();
+        fs::write(&log, format!("Action,Pointer,Size\n{rows}")).unwrap();
+        metrale_on("plan", &log, &[]).out.contains("would save up to ")
+    };
+    assert!(most(1));
+    assert!(!most(2), "nothing goes");
+}
+
+#[test]
 fn a_table_that_was_there_stays_until_another_is_whole() {
     let folder = tempfile::tempdir().unwrap();
     let (log, table) = (folder.path().join("log.csv"), folder.path().join("ops.csv"));
@@ -591,6 +604,9 @@ fn a_cut_log_is_planned_as_far_as_it_goes_where_that_is_asked_for() {
         for (row, resident_bytes) in rows.iter().zip(recorded_residency(&log)) {
             assert_eq!(row[2], resident_bytes, "row {}", row[0]);
         }
+        fs::remove_file(&out).unwrap();
+        let json = metrale_on(command, &cut, &[&more[..], &["--lenient", "--json"]].concat()).json();
+        assert!(warning.ends_with(&json["broke_off"].as_str().unwrap()[..warning.len() - "warning: ".len()]));
         fs::remove_file(&out).unwrap();
     }
 }

@@ -158,7 +158,7 @@ fn what_made_way_for_another_is_gone_before_a_peak_though_nobody_freed_it() {
 #[test]
 fn each_live_allocation_is_told_with_its_line_and_stream() {
     let mut log = String::from("Action,Pointer,Size,Stream\n");
-    let stream = |n: u64| (n % 400 != 0).then_some(n % 400 << 40);
+    let stream = |n: u64| (!n.is_multiple_of(400)).then_some((n % 400) << 40);
     let shown = |stream: Option<u64>| stream.map_or(String::new(), |stream| stream.to_string());
     for n in 1..=70_000 {
         log.push_str(&format!("allocate,{n:x},{n},{}\n", shown(stream(n))));
