@@ -149,6 +149,14 @@ mod tests {
         assert!(fs::symlink_metadata(at("link")).unwrap().is_symlink());
         assert_eq!(fs::read_to_string(at("table")).unwrap(), "new");
         assert_eq!(fs::metadata(at("table")).unwrap().permissions().mode() & 0o777, 0o640);
+        // A new one is as any new file here, and what may not be written is not replaced (but by who may do all).
+        fs::write(at("other"), "").unwrap();
+        WholeFile::create(&at("new")).unwrap().finish().unwrap();
+        let mode = |name: &str| fs::metadata(at(name)).unwrap().permissions().mode();
+        assert_eq!(mode("new"), mode("other"));
+        fs::set_permissions(at("other"), fs::Permissions::from_mode(0o444)).unwrap();
+        let may = OpenOptions::new().write(true).open(at("other")).is_ok();
+        assert_eq!(WholeFile::create(&at("other")).is_ok(), may);
         WholeFile::create(Path::new("/dev/null")).unwrap().finish().unwrap();
         assert!(WholeFile::create(folder.path()).is_err());
         let error = WholeFile::create(&at("no/such/folder")).unwrap_err().to_string();

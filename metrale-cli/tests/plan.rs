@@ -240,6 +240,19 @@ fn the_object_of_a_log_says_what_was_odd_in_it_as_well() {
 }
 
 #[test]
+fn what_makes_way_for_another_comes_and_goes_though_no_row_frees_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log.csv");
+    let most = |second: u32| {
+        let rows = [1, second, 3, 4].map(|pointer| format!("allocate,{pointer},1100000\n")).concat();
+        fs::write(&log, format!("Action,Pointer,Size\n{rows}")).unwrap();
+        metrale_on("plan", &log, &[]).out.contains("would save up to ")
+    };
+    assert!(most(1));
+    assert!(!most(2), "nothing goes");
+}
+
+#[test]
 fn a_table_that_was_there_stays_until_another_is_whole() {
     let folder = tempfile::tempdir().unwrap();
     let (log, table) = (folder.path().join("log.csv"), folder.path().join("ops.csv"));
@@ -307,6 +320,10 @@ fn advice_helps_where_it_is_given() {
         (b"Action\tPointer\tSize\n".to_vec(), "set apart by tabs: write the table with commas"),
         (b"Action,Size\n".to_vec(), "the header names no column pointer"),
         (b"\xff\xff\xff".to_vec(), "line 1: it is no UTF-8 text"),
+        (
+            b"Action,Pointer,Size\rallocate,1,5\r".to_vec(),
+            "line 1: it has a carriage return inside: end each line by",
+        ),
         (utf16, "this is UTF-16 text, not an allocation log: a log is CSV text in UTF-8"),
         (b"\x28\xb5\x2f\xfd....".to_vec(), "this is a zstd file, not an allocation log"),
         (b"\x80\x04\x95....".to_vec(), "this is a PyTorch pickle, not an allocation log"),
@@ -333,6 +350,12 @@ fn advice_helps_where_it_is_given() {
             "{}",
             ended.err
         );
+    }
+    for before in ["Loading the model", "10%\r100%"] {
+        fs::write(&log, format!("{before}\nAction,Pointer,Size\nallocate,1,5\n")).unwrap();
+        let ended = metrale_on("plan", &log, &[]);
+        assert!(ended.err.contains("(--lenient passes over such rows)"), "{}", ended.err);
+        assert_eq!(metrale_on("plan", &log, &["--lenient"]).exit, Exit::Done, "which helps");
     }
 }
 
@@ -599,6 +622,9 @@ fn a_cut_log_is_planned_as_far_as_it_goes_where_that_is_asked_for() {
         for (row, resident_bytes) in rows.iter().zip(recorded_residency(&log)) {
             assert_eq!(row[2], resident_bytes, "row {}", row[0]);
         }
+        fs::remove_file(&out).unwrap();
+        let json = metrale_on(command, &cut, &[&more[..], &["--lenient", "--json"]].concat()).json();
+        assert!(warning.ends_with(&json["broke_off"].as_str().unwrap()[..warning.len() - "warning: ".len()]));
         fs::remove_file(&out).unwrap();
     }
 }

@@ -46,8 +46,8 @@ pub struct BackendConfig {
     pub time_kernels: bool,
     /// How many of the ledger's last events are kept: what was allocated and freed, where and in which order, for
     /// [`LedgerProbe::recent_events`](metrale_ledger::LedgerProbe::recent_events) and for
-    /// [`OutOfMemory`](crate::OutOfMemory), which tells the last of them. 0: none. Costs memory for each, and has all threads
-    /// share one lock.
+    /// [`OutOfMemory`](crate::OutOfMemory), which tells the last of them. 0, or no feature `ledger`: none. Costs memory for each, and has all
+    /// threads share one lock.
     pub recent_events: usize,
     /// Bands around allocations, in which a stray write shows. Off. Costs a fill at each allocation, a check at each free,
     /// and the bands' memory.

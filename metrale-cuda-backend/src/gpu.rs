@@ -157,7 +157,8 @@ pub trait GpuBackend: Send + Sync {
 
     /// Allocates `bytes` of device memory with an owner of its own: accounted apart and never taken by
     /// [`sweep_unreleased`](Self::sweep_unreleased). Otherwise as [`alloc`](Self::alloc).
-    /// [`PackedArena`](crate::PackedArena) is one that gives out named parts of itself.
+    /// [`PackedArena`](crate::PackedArena) is one that gives out named parts of itself; it is made where the backend is, before
+    /// that is handed on as a trait object.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).

@@ -474,7 +474,7 @@ impl Book {
             _ => self.settled_totals(),
         };
         // Their parts at a peak are not kept.
-        let open = self.arenas.iter().filter(|(_, parts)| !at_peak && !parts.is_empty());
+        let open = self.arenas.iter().filter(|_| !at_peak);
         let arenas = open.filter_map(|(base, parts)| {
             let arena = self.device.find(base)?;
             Some((base, self.outward(&arena.item, arena.bytes), Arc::clone(parts)))
@@ -589,6 +589,11 @@ impl Book {
         self.arenas.begin(owner, offset_bytes, SubRange { addr, bytes, name: name.into(), site, scope })
     }
 
+    /// The part of an arena that holds `addr`.
+    pub(crate) fn part_at(&self, addr: u64) -> Option<&SubRange> {
+        self.arenas.part_at(addr, self.has_overlaps())
+    }
+
     /// The parts of arenas.
     pub(crate) fn arenas(&mut self) -> &mut Arenas {
         &mut self.arenas
@@ -633,16 +638,14 @@ impl Book {
     /// Why `addr` is not to be freed by a call for `class`; `found` has that base.
     fn explain(&self, addr: u64, class: Class, found: Option<Standing>) -> ForgetError {
         if let Some(found) = found.filter(Standing::is_own)
-            && self.arenas.part_at(addr).is_none()
+            && self.part_at(addr).is_none()
         {
             return ForgetError::OtherKind { live: Box::new(self.live(&found)) };
         }
         if addr == 0 {
             return ForgetError::Null;
         }
-        if let Some(part) =
-            self.arenas.part_at(addr).filter(|part| part.addr == addr && class != Class::Pinned)
-        {
+        if let Some(part) = self.part_at(addr).filter(|part| part.addr == addr && class != Class::Pinned) {
             return ForgetError::SubRange { part: Box::new(part.clone()) };
         }
         let of_space = |was: &Standing| (was.item.kind() == AllocKind::Pinned) == (class == Class::Pinned);

@@ -109,7 +109,7 @@ macro_rules! reads {
 
             /// The part of an arena that holds an address.
             pub fn sub_range_at(&self, addr: u64) -> Option<SubRange> {
-                self.shared.ask(|book| book.arenas().part_at(addr).cloned())
+                self.shared.ask(|book| book.part_at(addr).cloned())
             }
 
             /// The parts of the arena with that base, by address; none where none is there.

@@ -160,13 +160,10 @@ struct Ended {
     at: &'static Location<'static>,
 }
 
-/// The live arenas and their parts.
+/// The live arenas that have parts.
 #[derive(Default)]
 pub(crate) struct Arenas {
     open: BTreeMap<u64, Parts>,
-    /// No part ends further behind its arena's first byte; none where there never was a part. So what lies that far below an
-    /// address needs no look, of however many arenas.
-    reach: Option<u64>,
     ended: VecDeque<Ended>,
     /// The creation index of an arena, and the parts it had when it was taken off.
     closed: VecDeque<(u64, Parts)>,
@@ -176,35 +173,32 @@ impl Arenas {
     /// An arena came, or came back.
     pub(crate) fn open(&mut self, base: u64, index: u64) {
         let at = self.closed.iter().position(|(closed, _)| *closed == index);
-        let parts = at.and_then(|at| self.closed.remove(at)).map(|(_, parts)| parts);
-        self.open.insert(base, parts.unwrap_or_default());
+        if let Some((_, parts)) = at.and_then(|at| self.closed.remove(at)) {
+            self.open.insert(base, parts);
+        }
     }
 
     /// An arena went, and its parts with it.
     pub(crate) fn close(&mut self, base: u64, index: u64) {
-        let Some(parts) = self.open.remove(&base).filter(|parts| !parts.is_empty()) else { return };
+        let Some(parts) = self.open.remove(&base) else { return };
         if self.closed.len() == CLOSED {
             self.closed.pop_front();
         }
         self.closed.push_back((index, parts));
     }
 
-    /// Every arena's base and parts.
+    /// Base and parts of every arena that has some.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &Parts)> {
         self.open.iter().map(|(&base, parts)| (base, parts))
     }
 
-    /// The part that holds `addr`. One arena may begin within another, by a caller's mistake or without bytes, so the nearest
-    /// base need not be that of its arena.
-    pub(crate) fn part_at(&self, addr: u64) -> Option<&SubRange> {
-        self.open.range(self.lowest_around(addr)?..=addr).rev().find_map(|(_, parts)| {
+    /// The part that holds `addr`. Where live allocations overlap, one arena may begin within another, so the nearest base need
+    /// not be that of its arena; else it is, or none has a part there.
+    pub(crate) fn part_at(&self, addr: u64, has_overlaps: bool) -> Option<&SubRange> {
+        let looked_at = if has_overlaps { self.open.len() } else { 1 };
+        self.open.range(..=addr).rev().take(looked_at).find_map(|(_, parts)| {
             parts.range(..=addr).next_back().map(|(_, part)| part).filter(|part| addr <= part.last())
         })
-    }
-
-    /// The lowest base that the arena of a part that holds `addr` can have.
-    fn lowest_around(&self, addr: u64) -> Option<u64> {
-        Some(addr.saturating_sub(self.reach?))
     }
 
     /// Every part of an arena, by address.
@@ -237,7 +231,6 @@ impl Arenas {
         if let Some(other) = before.filter(|other| other.last() >= part.addr) {
             return Err(SubRangeError::Overlap { name: name(), with: Box::new(other.clone()) });
         }
-        self.reach = self.reach.max(Some(part.last() - arena.addr));
         Arc::make_mut(parts).insert(part.addr, part);
         Ok(())
     }
@@ -248,9 +241,12 @@ impl Arenas {
         addr: u64,
         at: &'static Location<'static>,
     ) -> Result<SubRange, SubRangeError> {
-        let lowest = self.lowest_around(addr).unwrap_or(addr);
-        let holder = self.open.range_mut(lowest..=addr).rev().find(|(_, parts)| parts.contains_key(&addr));
-        if let Some(part) = holder.and_then(|(_, parts)| Arc::make_mut(parts).remove(&addr)) {
+        let mut holder = self.open.range_mut(..=addr).rev().find(|(_, parts)| parts.contains_key(&addr));
+        let part = holder.as_mut().and_then(|(_, parts)| Arc::make_mut(parts).remove(&addr));
+        if let Some(base) = holder.filter(|(_, parts)| parts.is_empty()).map(|(&base, _)| base) {
+            self.open.remove(&base);
+        }
+        if let Some(part) = part {
             if self.ended.len() == REMEMBERED {
                 self.ended.pop_front();
             }
@@ -260,7 +256,7 @@ impl Arenas {
         if let Some(ended) = self.ended.iter().rev().find(|ended| ended.was.addr == addr) {
             return Err(SubRangeError::EndedBefore { was: Box::new(ended.was.clone()), ended_at: ended.at });
         }
-        Err(match self.part_at(addr) {
+        Err(match self.part_at(addr, true) {
             Some(owner) => SubRangeError::Interior { addr, owner: Box::new(owner.clone()) },
             None => SubRangeError::Unknown { addr },
         })

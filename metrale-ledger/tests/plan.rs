@@ -144,6 +144,14 @@ fn large_sizes_are_rounded_up_to_pages_that_may_be_smaller_than_chunks() {
     assert_eq!(plan.summary().rule(), rule);
     plan.free(1).unwrap();
     assert_eq!(plan.resident_bytes(), 7 * (16 << 10));
+    let mut placement = Placement::new(rule);
+    for (bytes, pages, new_pages) in [(1, 4, 4), (4096, 4, 0), (100_000, 7, 7), (65_536, 4, 4)] {
+        assert_eq!(placement.would_take(bytes), Ok(new_pages));
+        let placed = placement.alloc(bytes).unwrap();
+        assert_eq!((placed.pages, placed.new_pages), (pages, new_pages), "{bytes}");
+    }
+    // 4096, 102400 and 8192: 7 pages, which no whole chunks are.
+    assert_eq!(Orders::of(0, &[4096, 100_000, 5000], rule).unwrap().arena_bytes, 7 * (16 << 10));
     for (chunk, granularity, page) in
         [(0, 1, 1), (64, 0, 64), (64, 4, 0), (64, 4, 128), (64, 4, 48), (64, 8, 4), (64, 5, 64)]
     {

@@ -2,7 +2,7 @@
 //! Logs as programs wrote them: RMM's in all its forms, and what else stands in such files.
 #![cfg(feature = "trace")]
 
-use std::io::Write;
+use std::io::{self, Write};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -139,6 +139,38 @@ fn c11_a_pointer_that_is_live_already_is_told() {
     assert!(log.findings[0].to_string().contains("already live (4096 bytes"));
     // The newer one stands, so its free is in order.
     assert_eq!(log.live(), (0, 0, 8192));
+}
+
+#[test]
+fn what_made_way_for_another_is_gone_before_a_peak_though_nobody_freed_it() {
+    let log = read_clean(b"Action,Pointer,Size\nallocate,0x1,100\nallocate,0x1,4194304\n");
+    let summary = log.plan.summary();
+    assert_eq!((summary.frees, summary.peak_resident.frees_before), (0, 1));
+    assert!(
+        summary.comes_and_goes() && summary.to_string().contains("one arena would take at least 4.00 MiB")
+    );
+    let log = read_clean(b"Action,Pointer,Size\nallocate,0x1,100\nallocate,0x2,4194304\n");
+    let summary = log.plan.summary();
+    assert_eq!(summary.peak_resident.frees_before, 0);
+    assert!(!summary.comes_and_goes() && !summary.to_string().contains("at least"));
+}
+
+#[test]
+fn each_live_allocation_is_told_with_its_line_and_stream() {
+    let mut log = String::from("Action,Pointer,Size,Stream\n");
+    let stream = |n: u64| (!n.is_multiple_of(400)).then_some((n % 400) << 40);
+    let shown = |stream: Option<u64>| stream.map_or(String::new(), |stream| stream.to_string());
+    for n in 1..=70_000 {
+        log.push_str(&format!("allocate,{n:x},{n},{}\n", shown(stream(n))));
+    }
+    let read = read_clean(log.as_bytes());
+    for row in read.follow.live() {
+        let n = row.pointer;
+        assert_eq!((row.bytes, row.line, row.stream), (n, n + 1, stream(n)));
+    }
+    let freed = log + "free,3,3,1\nfree,4,4,4398046511104\nfree,190,400,1\nfree,191,401,1099511627776\n";
+    let kinds: Vec<_> = read_clean(freed.as_bytes()).findings.into_iter().map(|found| found.kind).collect();
+    assert_eq!(kinds, [FindingKind::OtherStream { allocated_on: 3 << 40 }]);
 }
 
 #[test]
@@ -301,7 +333,7 @@ fn rows_that_make_no_sense_have_a_line_and_a_reason() {
         ("alocate,0x1,1", "the action \"alocate\" is none of allocate, free, allocate failure"),
         (
             "allocate,0x1,1,048,576",
-            "the row has 5 columns and the header 3: none can tell which is which, as where a size is written with commas",
+            "the row has 5 columns and the header 3: none can tell which is which, as where a size is written with commas; put quotes around such a cell",
         ),
         (
             "allocate,(nil),512",
@@ -330,7 +362,13 @@ fn a_comma_at_the_end_of_each_line_is_no_column() {
 #[test]
 fn a_log_whose_lines_end_in_carriage_returns_alone_is_not_an_empty_one() {
     let log = b"Action,Pointer,Size\rallocate,0x10,512\rfree,0x10,512\r";
-    assert!(strict_error(log).1.contains("carriage return inside"));
+    for times in [1, 4000] {
+        let error = Reader::new(log.repeat(times).as_slice()).unwrap().find_map(Result::err).unwrap();
+        let TraceError::Row(error) = error else { panic!("{error}") };
+        assert!(error.reason.contains("carriage return inside") && error.is_header && !error.cut, "{error}");
+    }
+    // A zero byte is none of a line that is too long.
+    assert!(strict_error(b"Action,Pointer,Size\n\0\n").1.contains("the action"));
 }
 
 #[test]
@@ -375,9 +413,25 @@ fn a_log_cut_anywhere_gives_no_row_that_was_not_there() {
         let mut reader = Reader::new(ended.as_bytes()).unwrap();
         assert_eq!((reader.by_ref().count(), reader.has_open_end()), (1, false));
     }
+    // "allocate" may have been an "allocate failure".
+    let mut reader = Reader::new("Pointer,Size,Action\n0x10,5120,allocate".as_bytes()).unwrap();
+    assert_eq!((reader.by_ref().count(), reader.has_open_end()), (1, true));
+    // Of joined logs, the last one's header says how many columns there are.
+    let joined = b"Action,Pointer,Size,Stream\nallocate,0x1,4,0\nAction,Pointer,Size\nallocate,0x2,8";
+    assert_eq!(read_clean(joined).live(), (12, 2, 12));
     // Rows may lack the last columns all along.
     let short = b"Action,Pointer,Size,Stream\nallocate,0x1,4\nallocate,0x2,8";
     assert_eq!(read_clean(short).live(), (12, 2, 12));
+}
+
+#[test]
+fn days_beyond_64_bits_of_nanoseconds_are_as_many_as_there_is_room_for() {
+    let mut log = String::from("Time,Action,Pointer,Size\n");
+    for _ in 0..=i64::MAX / (86_400 * 1_000_000_000) + 1 {
+        log.push_str("23:00:00,free,0x0,0\n00:00:00,free,0x0,0\n");
+    }
+    let last = Reader::new(log.as_bytes()).unwrap().last().unwrap().unwrap();
+    assert_eq!(last.elapsed_ns, Some(i64::MAX - 23 * 3600 * 1_000_000_000));
 }
 
 #[test]
@@ -440,6 +494,20 @@ fn gzip_is_told_by_its_magic_and_may_have_members() {
     let mut log = member("Action,Pointer,Size\nallocate,0x1,1\n");
     log.extend(member("allocate,0x2,2\n"));
     assert_eq!(read_clean(&log).live(), (3, 2, 3));
+    // A signal between members ends none of them.
+    struct Interrupted<'a>(&'a [u8], bool);
+    impl io::Read for Interrupted<'_> {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            self.1 = !self.1;
+            if self.1 {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            let few = into.len().min(1);
+            self.0.read(&mut into[..few])
+        }
+    }
+    let rows = Reader::new(Interrupted(&log, false)).unwrap().map(Result::unwrap);
+    assert_eq!(rows.map(|row| row.bytes).collect::<Vec<_>>(), [1, 2]);
     // Padding of zeros, as tapes and archives leave it.
     let padded: Vec<u8> = log.iter().copied().chain([0; 70_000]).collect();
     assert_eq!(read_clean(&padded).live(), (3, 2, 3));

@@ -19,6 +19,11 @@ use crate::{Console, Exit, concluded, outputs};
 /// The device whose packing rule plans go by.
 const MEASURED_ON: &str = "H200";
 
+/// Whether that is what a device's name says; a GH200 is another.
+fn is_measured(name: &str) -> bool {
+    name.split_whitespace().any(|word| word == MEASURED_ON)
+}
+
 /// Runs the command.
 pub fn run(args: &PlanArgs, console: &mut Console<'_>) -> Exit {
     match plan(args, console) {
@@ -50,7 +55,7 @@ fn plan(args: &PlanArgs, console: &mut Console<'_>) -> anyhow::Result<PlanReport
         (Some(memory), _) => Some(Fit { into: "the given memory".to_owned(), bytes: memory.0 }),
         (None, Some(device)) => {
             let (name, bytes) = device.free()?;
-            if !name.contains(MEASURED_ON) {
+            if !is_measured(&name) {
                 console.remark(format_args!(
                     "note: the plan is by the packing rule of an {MEASURED_ON}; that of {name} was not measured"
                 ));
@@ -170,4 +175,15 @@ fn write(table: &mut Option<PerOp>, step: Step) -> anyhow::Result<()> {
 
 fn finish(table: Option<PerOp>) -> anyhow::Result<()> {
     Ok(table.map_or(Ok(()), PerOp::finish)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_measured_device_is_told_from_others_of_like_names() {
+        assert!(is_measured("NVIDIA H200") && is_measured("NVIDIA H200 NVL"));
+        assert!(!is_measured("NVIDIA GH200 480GB") && !is_measured("NVIDIA H100"));
+    }
 }

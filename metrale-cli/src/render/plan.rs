@@ -88,6 +88,7 @@ struct Text {
     title: String,
     operations: u64,
     frees: u64,
+    comes_and_goes: bool,
     end_live_count: u64,
     live_operation: Option<u64>,
     resident_operation: Option<u64>,
@@ -117,6 +118,7 @@ impl PlanReport {
                 title,
                 operations: summary.operations,
                 frees: summary.frees,
+                comes_and_goes: summary.comes_and_goes(),
                 end_live_count: summary.end_live_count,
                 live_operation: summary.peak_live.operation,
                 resident_operation: peak.operation,
@@ -147,7 +149,7 @@ impl PlanReport {
 
     /// The savings in words.
     fn savings(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let comes_and_goes = self.allocations > self.text.end_live_count;
+        let comes_and_goes = self.text.comes_and_goes;
         match self.peak_resident_bytes.saturating_sub(self.arena_resident_bytes) {
             0 => writeln!(f, "one arena for all of it would save nothing")?,
             saved if comes_and_goes => writeln!(

@@ -148,8 +148,8 @@ impl Columns {
     }
 }
 
-/// The action of a cell; `deallocate` stands in the documentation of logs, if not in logs. `free` is the only other word for
-/// a free.
+/// The action of a cell; `deallocate` stands in the documentation of logs, if not in logs. Of the words for a free, `free` is
+/// the one that logs have.
 pub(super) fn action(cell: &str) -> Option<Action> {
     const NAMES: &[(&str, Action)] = &[
         ("allocate", Action::Allocate),

@@ -37,7 +37,10 @@ impl<R: BufRead> Read for Members<R> {
 /// The member that comes next.
 fn next<R: BufRead>(mut source: R) -> io::Result<Option<GzDecoder<R>>> {
     loop {
-        let ahead = source.fill_buf()?;
+        let ahead = match source.fill_buf() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            ahead => ahead?,
+        };
         let Some(&first) = ahead.first() else { return Ok(None) };
         match ahead.iter().position(|&byte| byte != 0) {
             Some(0) if first == MAGIC[0] => return Ok(Some(GzDecoder::new(source))),

@@ -26,15 +26,30 @@ struct Reason {
     is_device: bool,
     /// It is the one that was to say which column is which.
     is_header: bool,
-    /// It is no text.
-    is_binary: bool,
+    /// It would be none either if the file went on.
+    is_whole: bool,
 }
 
 impl From<String> for Reason {
     fn from(text: String) -> Self {
-        Self { text, is_device: false, is_header: false, is_binary: false }
+        Self { text, is_device: false, is_header: false, is_whole: false }
     }
 }
+
+/// How a line ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// As lines do.
+    Feed,
+    /// With the log.
+    Log,
+    /// Not within the longest line.
+    TooFar,
+}
+
+/// Of lines that end in carriage returns alone, a log is one.
+const CARRIAGE_RETURN: &str =
+    "it has a carriage return inside: end each line by a line feed, with or without one before";
 
 /// What a lenient reader passed over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -153,8 +168,8 @@ impl<'a> Reader<'a> {
         self.number
     }
 
-    /// Reads a line: whether there was one, and whether it was ended.
-    fn read_line(&mut self) -> Result<Option<bool>, TraceError> {
+    /// Reads a line: whether there was one, and how it ended. Of one that is too long, the beginning.
+    fn read_line(&mut self) -> Result<Option<End>, TraceError> {
         self.line.clear();
         let io_error = |number: u64| move |source| TraceError::Io { line: number + 1, source };
         let mut limited = self.lines.by_ref().take(LONGEST_LINE);
@@ -163,13 +178,14 @@ impl<'a> Reader<'a> {
             return Ok(None);
         }
         self.number += 1;
-        let mut ended = self.line.last() == Some(&b'\n');
-        if !ended && read as u64 == LONGEST_LINE {
-            // Too long to be a row: what is left of it goes unseen.
-            self.line.clear();
-            self.line.push(b'\0');
-            // Who ends at such a line need not look for its end, which may not come.
-            ended = !self.lenient;
+        let end = match self.line.last() {
+            Some(b'\n') => End::Feed,
+            _ if read as u64 == LONGEST_LINE => End::TooFar,
+            _ => End::Log,
+        };
+        if end == End::TooFar {
+            // What is left of it goes unseen. Who ends at such a line need not look for its end, which may not come.
+            let mut ended = !self.lenient;
             while !ended {
                 let buffer = self.lines.fill_buf().map_err(io_error(self.number - 1))?;
                 if buffer.is_empty() {
@@ -181,15 +197,15 @@ impl<'a> Reader<'a> {
                 ended = end.is_some();
             }
         }
-        Ok(Some(ended))
+        Ok(Some(end))
     }
 
-    /// The row of a line, none for a header. `ended` tells whether its end was read.
-    fn parse(&mut self, line: &str, ended: bool) -> Result<Option<Row>, Reason> {
+    /// The row of a line, none for a header.
+    fn parse(&mut self, line: &str, end: End) -> Result<Option<Row>, Reason> {
         let quoted;
         let many: Vec<&str>;
         let mut few = [""; FEW];
-        let cells: &[&str] = match split(line, &mut few)? {
+        let cells: &[&str] = match split(line, &mut few) {
             Split::Few(count) => &few[..count],
             Split::Many => {
                 many = line.split(',').map(str::trim).collect();
@@ -200,6 +216,7 @@ impl<'a> Reader<'a> {
                 many = quoted.iter().map(str::trim).collect();
                 &many
             }
+            Split::CarriageReturn => return Err(self.of_carriage_returns(end)),
         };
         let columns = match self.columns {
             Some(columns) => columns,
@@ -224,6 +241,7 @@ impl<'a> Reader<'a> {
             match Columns::of_header(cells) {
                 Header::Is(columns) => {
                     self.columns = Some(columns);
+                    self.last_width = None;
                     return Ok(None);
                 }
                 Header::Twice(twice) => return Err(twice.to_string().into()),
@@ -235,15 +253,16 @@ impl<'a> Reader<'a> {
         // Who ends each line with a comma means nothing by it.
         if cells.len() > columns.width && cells[columns.width..].iter().any(|cell| !cell.is_empty()) {
             let (many, width) = (cells.len(), columns.width);
-            let reason = format!(
+            let text = format!(
                 "the row has {many} columns and the header {width}: none can tell which is which, as where a size is \
-                 written with commas"
+                 written with commas; put quotes around such a cell"
             );
-            return Err(reason.into());
+            return Err(Reason { is_whole: true, ..text.into() });
         }
         let device = columns.device.and_then(cell).filter(|cell| !cell.is_empty());
         if let Some(device) = device {
-            self.check_device(device)?;
+            let is_last = columns.device == Some(cells.len() - 1);
+            self.check_device(device).map_err(|reason| Reason { is_whole: !is_last, ..reason })?;
         }
         let pointer = match cell(columns.pointer).ok_or_else(too_short)? {
             "" if action == Action::AllocateFailure => 0,
@@ -259,13 +278,13 @@ impl<'a> Reader<'a> {
             );
             return Err(reason.into());
         }
-        if !ended {
+        if end == End::Log {
             let (many, usual) = (cells.len(), self.last_width.unwrap_or(columns.width));
             if many < usual {
                 return Err(format!("it has {many} of {usual} columns").into());
             }
         }
-        self.open_end = !ended;
+        self.open_end = end == End::Log;
         self.last_width = Some(cells.len());
         self.aliases += u64::from(action == Action::Free && !written.eq_ignore_ascii_case("free"));
         // Not that of a row that makes no sense, which would leave all others out.
@@ -310,7 +329,7 @@ impl<'a> Reader<'a> {
                     self.days += 1;
                 }
                 self.last_of_day = now;
-                now + self.days * DAY_NS
+                now.saturating_add(self.days.saturating_mul(DAY_NS))
             }
         };
         now.saturating_sub(*self.first_time.get_or_insert(now))
@@ -318,8 +337,8 @@ impl<'a> Reader<'a> {
 
     fn next_row(&mut self) -> Result<Option<Row>, TraceError> {
         loop {
-            let ended = match self.read_line() {
-                Ok(Some(ended)) => ended,
+            let end = match self.read_line() {
+                Ok(Some(end)) => end,
                 Ok(None) => return Ok(None),
                 // What is no log at all stays an error, however lenient.
                 Err(error) if self.lenient && self.columns.is_some() => {
@@ -329,15 +348,14 @@ impl<'a> Reader<'a> {
                 Err(error) => return Err(error),
             };
             let bytes = std::mem::take(&mut self.line);
-            let parsed = self.parse_bytes(&bytes, ended);
+            let parsed = self.parse_bytes(&bytes, end);
             self.line = bytes;
             match parsed {
                 Ok(Some(row)) => return Ok(Some(row)),
                 Ok(None) => {}
                 Err(reason) => {
-                    let Reason { text, is_header, is_binary, .. } = reason;
-                    // What is no text from the first line on was none before a cut either.
-                    let cut = !(ended || is_binary && is_header);
+                    let Reason { text, is_header, is_whole, .. } = reason;
+                    let cut = end == End::Log && !is_whole;
                     let error = RowError { line: self.number, reason: text, cut, is_header };
                     if !self.lenient {
                         return Err(TraceError::Row(error));
@@ -353,17 +371,26 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn parse_bytes(&mut self, bytes: &[u8], ended: bool) -> Result<Option<Row>, Reason> {
-        if bytes == b"\0" {
+    fn parse_bytes(&mut self, bytes: &[u8], end: End) -> Result<Option<Row>, Reason> {
+        if end == End::TooFar {
+            if bytes.contains(&b'\r') {
+                return Err(self.of_carriage_returns(end));
+            }
             return Err(format!("longer than {LONGEST_LINE} bytes, so no row of a log").into());
         }
         // Where logs are joined, one may be in the middle.
         let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
         let is_header = self.columns.is_none();
         let no_text =
-            |_| Reason { is_header, is_binary: true, ..Reason::from("it is no UTF-8 text".to_owned()) };
+            |_| Reason { is_header, is_whole: is_header, ..Reason::from("it is no UTF-8 text".to_owned()) };
         let line = std::str::from_utf8(bytes).map_err(no_text)?.trim();
-        if line.is_empty() { Ok(None) } else { self.parse(line, ended) }
+        if line.is_empty() { Ok(None) } else { self.parse(line, end) }
+    }
+
+    /// Where such a line is all there is, or as good as that, no line behind it has a header.
+    fn of_carriage_returns(&self, end: End) -> Reason {
+        let is_header = end != End::Feed && self.columns.is_none();
+        Reason { is_header, is_whole: true, ..CARRIAGE_RETURN.to_owned().into() }
     }
 }
 
@@ -397,10 +424,12 @@ enum Split {
     Many,
     /// Not told by commas alone.
     Quoted,
+    /// Another line is in it.
+    CarriageReturn,
 }
 
 /// Finds a line's cells, without white space around them. One look at each byte, since a log has millions of short cells.
-fn split<'a>(line: &'a str, few: &mut [&'a str; FEW]) -> Result<Split, String> {
+fn split<'a>(line: &'a str, few: &mut [&'a str; FEW]) -> Split {
     let (mut count, mut start) = (0, 0);
     let mut found = Split::Few(0);
     for (at, byte) in line.bytes().enumerate() {
@@ -412,20 +441,17 @@ fn split<'a>(line: &'a str, few: &mut [&'a str; FEW]) -> Result<Split, String> {
                 (count, start) = (count + 1, at + 1);
             }
             b'"' => found = Split::Quoted,
-            b'\r' => {
-                let words = "it has a carriage return inside: end each line by a line feed, with or without one before";
-                return Err(words.to_owned());
-            }
+            b'\r' => return Split::CarriageReturn,
             _ => {}
         }
     }
     match (found, few.get_mut(count)) {
-        (Split::Quoted, _) => Ok(Split::Quoted),
-        (_, Some(place)) => {
+        (Split::Few(_), Some(place)) => {
             *place = line[start..].trim();
-            Ok(Split::Few(count + 1))
+            Split::Few(count + 1)
         }
-        (_, None) => Ok(Split::Many),
+        (Split::Few(_), None) => Split::Many,
+        (found, _) => found,
     }
 }
 
