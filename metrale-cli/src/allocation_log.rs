@@ -16,10 +16,6 @@ const SAID: usize = 10;
 /// As much of a file is looked at to tell whether it is a log, where it was given as something else.
 const LOOKED_AT_BYTES: u64 = 64 << 10;
 
-/// Said of a log without a column Location.
-pub(crate) const NAMES_NO_LINES: &str =
-    "who holds the peak is not known: the log names no source lines, in no column Location";
-
 /// Why a log cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
@@ -109,10 +105,26 @@ fn head(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(head)
 }
 
+/// What a file looks like.
+enum Sort {
+    Table,
+    Model,
+    /// Something else, with an article.
+    Foreign(&'static str),
+}
+
+fn sort(path: &Path) -> std::io::Result<Sort> {
+    let head = head(path)?;
+    Ok(match is_no_table(&head, path) {
+        Some(what) => Sort::Foreign(what),
+        None if is_model(&head, path) => Sort::Model,
+        None => Sort::Table,
+    })
+}
+
 /// Whether a file that was given as a model is a log: it begins as one, be it among other programs' lines.
 pub(crate) fn begins_as_log(path: &Path) -> bool {
-    let is_table = head(path).is_ok_and(|head| is_no_table(&head, path).is_none() && !is_model(&head, path));
-    if !fs::metadata(path).is_ok_and(|about| about.is_file()) || !is_table {
+    if !fs::metadata(path).is_ok_and(|about| about.is_file()) || !matches!(sort(path), Ok(Sort::Table)) {
         return false;
     }
     let reader = File::open(path).and_then(|file| Reader::new(file.take(LOOKED_AT_BYTES)));
@@ -134,16 +146,20 @@ pub(crate) struct AllocationLog {
 /// What was odd about a log and did not end its reading.
 #[derive(Debug, Default)]
 pub(crate) struct LogNotes {
-    findings: BTreeMap<&'static str, u64>,
-    finding_lines: BTreeMap<&'static str, Vec<u64>>,
+    /// How often what was odd, by name, and the lines of the first of each.
+    pub(crate) findings: BTreeMap<&'static str, u64>,
+    pub(crate) finding_lines: BTreeMap<&'static str, Vec<u64>>,
     said: Vec<String>,
-    skipped: u64,
+    /// Rows that made no sense and were passed over.
+    pub(crate) skipped: u64,
     /// With their lines.
     skipped_said: Vec<(u64, String)>,
     of_other_devices: u64,
-    broke_off: Option<String>,
+    /// Where and why it could not be read on, with what came before counted.
+    pub(crate) broke_off: Option<String>,
     has_open_end: bool,
-    names_lines: bool,
+    /// Whether a row named a source line.
+    pub(crate) names_lines: bool,
     aliases: u64,
     rows: u64,
 }
@@ -153,12 +169,10 @@ impl AllocationLog {
     pub(crate) fn open(path: &Path, lenient: bool) -> Result<Self, LogError> {
         let unreadable = |problem| LogError::Unreadable { path: path.to_owned(), problem };
         if fs::metadata(path).is_ok_and(|about| about.is_file() && about.len() > 0) {
-            let head = head(path).map_err(unreadable)?;
-            if let Some(what) = is_no_table(&head, path) {
-                return Err(LogError::Foreign { path: path.to_owned(), what });
-            }
-            if is_model(&head, path) {
-                return Err(LogError::IsModel(path.to_owned()));
+            match sort(path).map_err(unreadable)? {
+                Sort::Table => {}
+                Sort::Model => return Err(LogError::IsModel(path.to_owned())),
+                Sort::Foreign(what) => return Err(LogError::Foreign { path: path.to_owned(), what }),
             }
         }
         let reader = Reader::open(path).map_err(unreadable)?.lenient(lenient);
@@ -230,31 +244,6 @@ impl AllocationLog {
 }
 
 impl LogNotes {
-    /// Rows that made no sense and were passed over.
-    pub(crate) fn skipped(&self) -> u64 {
-        self.skipped
-    }
-
-    /// Where and why it could not be read on, with what came before counted.
-    pub(crate) fn broke_off(&self) -> Option<&str> {
-        self.broke_off.as_deref()
-    }
-
-    /// How often what was odd, by name.
-    pub(crate) fn findings(&self) -> &BTreeMap<&'static str, u64> {
-        &self.findings
-    }
-
-    /// The lines of what was odd, by name: the first of each.
-    pub(crate) fn finding_lines(&self) -> &BTreeMap<&'static str, Vec<u64>> {
-        &self.finding_lines
-    }
-
-    /// Whether a row named a source line.
-    pub(crate) fn names_lines(&self) -> bool {
-        self.names_lines
-    }
-
     /// All of it in words, a remark each.
     pub(crate) fn remarks(&self) -> Vec<String> {
         let mut remarks = Vec::new();

@@ -8,9 +8,10 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use metrale_ledger::plan::Plan;
-use metrale_ledger::trace::{Action, FindingKind, Follow, LogTotals, Row};
+use metrale_ledger::trace::{Action, FindingKind, Follow, Row};
 
-use crate::allocation_log::{AllocationLog, LogError, LogNotes};
+use crate::allocation_log::{AllocationLog, LogError};
+use crate::render::of_log::OfLog;
 use crate::render::still_live::{LiveAllocation, StillLive};
 use crate::replayed::Replayed;
 
@@ -45,13 +46,11 @@ pub(crate) struct Script {
     pub(crate) places: usize,
     /// Source lines that the log names.
     pub(crate) labels: Vec<String>,
-    /// Sums over the log.
-    pub(crate) totals: LogTotals,
 }
 
 impl Script {
     /// Reads a log; and what was odd about it.
-    pub(crate) fn read(path: &Path, lenient: bool) -> Result<(Self, LogNotes), LogError> {
+    pub(crate) fn read(path: &Path, lenient: bool) -> Result<(Self, OfLog), LogError> {
         let mut log = AllocationLog::open(path, lenient)?;
         let (mut plan, mut follow) = (Plan::h200(), Follow::new());
         let mut script = Self::default();
@@ -74,8 +73,7 @@ impl Script {
         }
         script.places = places.count;
         script.labels = places.labels;
-        script.totals = follow.totals();
-        Ok((script, log.into_notes()?))
+        Ok((script, OfLog::new(&follow.totals(), log.into_notes()?)))
     }
 
     /// What is live after those of its operations that were done.

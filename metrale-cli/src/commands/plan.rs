@@ -12,7 +12,8 @@ use crate::commands::load::asked_for;
 use crate::model::{ModelInput, ShownPath, scope_of};
 use crate::per_op::PerOp;
 use crate::render::failure::{Failed, Input};
-use crate::render::plan::{Fit, OfLog, PlanReport};
+use crate::render::of_log::OfLog;
+use crate::render::plan::{Fit, PlanReport};
 use crate::render::still_live::LiveAllocation;
 use crate::{Console, Exit, concluded, outputs};
 
@@ -67,15 +68,18 @@ fn plan(args: &PlanArgs, console: &mut Console<'_>) -> anyhow::Result<PlanReport
     let orders = planned.plan.orders()?;
     Ok(PlanReport::new(planned.title, &planned.plan.summary(), orders, fit)
         .listing(args.top)
-        .of_log(planned.of_log))
+        .of_log(planned.of_log)
+        .at_lines(planned.live.line, planned.resident.line))
 }
 
 /// What was planned, and under which name.
 struct Planned {
     title: String,
     plan: Plan,
-    /// What only a log has.
+    /// What only a log has, and what made its peaks.
     of_log: Option<OfLog>,
+    live: Highest,
+    resident: Highest,
 }
 
 /// Plans a model as it is loaded: every tensor that has bytes, in the input's order, under its scope.
@@ -87,7 +91,8 @@ fn plan_model(input: &ModelInput, args: &PlanArgs) -> anyhow::Result<Planned> {
         write(&mut table, step)?;
     }
     finish(table)?;
-    Ok(Planned { title: input.title().to_owned(), plan, of_log: None })
+    let (live, resident) = (Highest::default(), Highest::default());
+    Ok(Planned { title: input.title().to_owned(), plan, of_log: None, live, resident })
 }
 
 /// Plans a log, row by row, and says what was odd about it.
@@ -119,31 +124,16 @@ fn plan_log(path: &Path, args: &PlanArgs, console: &mut Console<'_>) -> anyhow::
         resident.see(step.resident_bytes, row.line);
         write(&mut table, step)?;
     }
-    let notes = log.into_notes()?;
+    let mut of_log = OfLog::new(&follow.totals(), log.into_notes()?);
     finish(table)?;
-    for remark in notes.remarks() {
+    for remark in &of_log.remarks {
         console.remark(remark);
     }
-    let still_live = follow.live_unordered().map(|row| LiveAllocation {
-        address: row.pointer,
-        bytes: row.bytes,
-        line: row.line,
-    });
-    let totals = follow.totals();
-    let of_log = OfLog {
-        live_line: live.line,
-        resident_line: resident.line,
-        failures: totals.failures,
-        nothing: totals.nothing,
-        skipped: notes.skipped(),
-        findings: notes.findings().clone(),
-        finding_lines: notes.finding_lines().clone(),
-        broke_off: notes.broke_off().map(str::to_owned),
-        remarks: notes.remarks(),
-        names_lines: notes.names_lines(),
-        live_at_end: still_live.collect(),
-    };
-    Ok(Planned { title: ShownPath(path).to_string(), plan, of_log: Some(of_log) })
+    let still_live = follow.live_unordered();
+    of_log.live_at_end = still_live
+        .map(|row| LiveAllocation { address: row.pointer, bytes: row.bytes, line: row.line })
+        .collect();
+    Ok(Planned { title: ShownPath(path).to_string(), plan, of_log: Some(of_log), live, resident })
 }
 
 /// The highest figure so far, and the line of the log that made it.

@@ -6,13 +6,13 @@ use std::time::Instant;
 use anyhow::Context;
 use metrale_cuda_backend::{DevicePtr, MetraleCudaBackend, ScopeGuard};
 
-use crate::allocation_log::LogNotes;
 use crate::args::ReplayArgs;
 use crate::model::ShownPath;
 use crate::moment::Moment;
 use crate::per_op::PerOp;
 use crate::render::failure::{Failed, Input};
 use crate::render::load::{Count, Shortage};
+use crate::render::of_log::OfLog;
 use crate::render::replay::ReplayReport;
 use crate::replayed::Replayed;
 use crate::script::{Act, Operation, Script};
@@ -34,8 +34,8 @@ pub fn run(args: &ReplayArgs, console: &mut Console<'_>) -> Exit {
 
 /// Reads, replays, measures; then frees and sweeps, whatever happened before.
 fn replay(args: &ReplayArgs, console: &mut Console<'_>) -> anyhow::Result<ReplayReport> {
-    let (script, notes) = Script::read(&args.log, args.lenient)?;
-    for remark in notes.remarks() {
+    let (script, of_log) = Script::read(&args.log, args.lenient)?;
+    for remark in &of_log.remarks {
         console.remark(remark);
     }
     let outputs = [
@@ -52,7 +52,7 @@ fn replay(args: &ReplayArgs, console: &mut Console<'_>) -> anyhow::Result<Replay
     };
     let backend = args.target.open(console)?;
     let mut held = vec![DevicePtr::NULL; script.places];
-    let measured = measure(args, &script, &notes, &backend, &mut held, files, console);
+    let measured = measure(args, &script, of_log, &backend, &mut held, files, console);
     let swept = give_back(&backend, &held);
     // The first error is the one that counts; what follows from it may fail too.
     let report = measured?;
@@ -71,7 +71,7 @@ struct Files {
 fn measure(
     args: &ReplayArgs,
     script: &Script,
-    notes: &LogNotes,
+    mut of_log: OfLog,
     backend: &MetraleCudaBackend,
     held: &mut [DevicePtr],
     files: Files,
@@ -94,14 +94,11 @@ fn measure(
     for (file, snapshot) in [(end_file, &end.snapshot), (peak_file, &peak)] {
         file.map_or(Ok(()), |file| file.write(snapshot))?;
     }
-    let report =
-        ReplayReport::new(ShownPath(&args.log).to_string(), backend, &peak, &end, args.top, args.min_mb);
+    of_log.live_at_end = script.live_after(&done);
+    let log = ShownPath(&args.log).to_string();
+    let report = ReplayReport::new(log, of_log, backend, &peak, &end, args.top, args.min_mb);
     let unexplained_rows = has_table.then_some(done.unexplained_rows);
-    Ok(report
-        .did(&done, seconds, unexplained_rows)
-        .leaving(script.live_after(&done))
-        .of_log(&script.totals, notes)
-        .ended(shortage))
+    Ok(report.did(&done, seconds, unexplained_rows).ended(shortage))
 }
 
 /// A replay under way.

@@ -282,14 +282,14 @@ pub(crate) fn is_model(head: &[u8], path: &Path) -> bool {
     if path.extension().is_some_and(|name| TABLES.iter().any(|table| name.eq_ignore_ascii_case(table))) {
         return false;
     }
-    // Only text has no control characters but line breaks and tabs.
-    let is_text = !head.iter().any(|&b| b < b' ' && !matches!(b, b'\t' | b'\n' | b'\r'));
-    // An index is an object; a bracket begins many a line of other programs' output, in which a log may stand.
     if head.is_empty() {
         return foreign::is_named_model(path);
     }
+    // Only text has no control characters but line breaks and tabs.
+    let is_text = !head.iter().any(|&b| b < b' ' && !matches!(b, b'\t' | b'\n' | b'\r'));
+    // An index is an object; a bracket begins many a line of other programs' output, in which a log may stand.
     let is_object = foreign::is_json_text(head) && !head.trim_ascii_start().starts_with(b"[");
-    !head.starts_with(GZIP) && (!is_text || is_object || foreign::recognize(head, path).is_some())
+    !head.starts_with(GZIP) && (!is_text || is_object) || is_no_table(head, path).is_some()
 }
 
 /// What a file is that begins with `head` and holds no table in text, compressed by gzip or not; none where it may be one.

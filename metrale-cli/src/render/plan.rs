@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What `metrale plan` answers.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use metrale_ledger::ByteSize;
@@ -9,10 +8,8 @@ use metrale_ledger::plan::{Holder, Orders, Summary};
 use serde::Serialize;
 
 use crate::Exit;
-use crate::allocation_log::NAMES_NO_LINES;
-use crate::render::besides::Besides;
 use crate::render::load::{Count, Line};
-use crate::render::still_live::StillLive;
+use crate::render::of_log::OfLog;
 
 /// The memory that a plan is held against.
 #[derive(Debug)]
@@ -21,39 +18,6 @@ pub struct Fit {
     pub into: String,
     /// Its bytes.
     pub bytes: u64,
-}
-
-/// What a plan of a log has that one of a model lacks.
-#[derive(Debug, Default, Serialize)]
-pub struct OfLog {
-    /// What it never frees.
-    pub live_at_end: StillLive,
-    /// The line with the live peak.
-    #[serde(skip)]
-    pub(crate) live_line: Option<u64>,
-    /// The line with the resident peak.
-    #[serde(skip)]
-    pub(crate) resident_line: Option<u64>,
-    /// Allocations that had failed when it was written.
-    #[serde(rename = "failures_in_log")]
-    pub failures: u64,
-    /// Rows that ask for nothing: frees of null, and allocations of no bytes at null.
-    #[serde(rename = "nothing_rows")]
-    pub nothing: u64,
-    /// Rows that made no sense and were passed over.
-    #[serde(rename = "skipped_rows")]
-    pub skipped: u64,
-    /// Odd rows by what was odd: `double_free`, `unknown_free`, `already_live`, `size_differs`, `other_stream`.
-    pub findings: BTreeMap<&'static str, u64>,
-    /// The lines of the first ten of each of these.
-    pub finding_lines: BTreeMap<&'static str, Vec<u64>>,
-    /// Where and why the log could not be read on; `null` where it was read to its end.
-    pub broke_off: Option<String>,
-    /// All that was said of it in words, such as why rows were passed over.
-    pub remarks: Vec<String>,
-    /// Whether a row names a source line.
-    #[serde(skip)]
-    pub(crate) names_lines: bool,
 }
 
 /// What will be taken. All `_bytes` are bytes.
@@ -92,6 +56,9 @@ struct Text {
     end_live_count: u64,
     live_operation: Option<u64>,
     resident_operation: Option<u64>,
+    /// The lines of the log with these operations.
+    live_line: Option<u64>,
+    resident_line: Option<u64>,
     frees_before_peak: u64,
     rounding_bytes: u64,
     hole_bytes: u64,
@@ -122,6 +89,8 @@ impl PlanReport {
                 end_live_count: summary.end_live_count,
                 live_operation: summary.peak_live.operation,
                 resident_operation: peak.operation,
+                live_line: None,
+                resident_line: None,
                 frees_before_peak: peak.frees_before,
                 rounding_bytes: peak.classes.iter().map(|class| class.rounding_bytes).sum(),
                 hole_bytes: peak.hole_bytes,
@@ -140,6 +109,12 @@ impl PlanReport {
 
     pub(crate) fn of_log(self, of_log: Option<OfLog>) -> Self {
         Self { of_log, ..self }
+    }
+
+    /// With the lines of the log that made the peaks of live and of resident bytes.
+    pub(crate) fn at_lines(mut self, live: Option<u64>, resident: Option<u64>) -> Self {
+        (self.text.live_line, self.text.resident_line) = (live, resident);
+        self
     }
 
     /// How the program ends with this answer.
@@ -192,20 +167,17 @@ impl fmt::Display for PlanReport {
             Count(text.frees, "free"),
             Count(text.operations, "operation")
         )?;
-        if let Some(OfLog { failures, nothing, skipped, findings, .. }) = &self.of_log {
-            let (failures, nothing, skipped) = (*failures, *nothing, *skipped);
-            write!(f, "{}", Besides { failures, nothing, skipped, findings })?;
+        if let Some(of_log) = &self.of_log {
+            of_log.rows(f)?;
         }
-        let (live_line, resident_line) =
-            self.of_log.as_ref().map_or((None, None), |log| (log.live_line, log.resident_line));
         let at = |operation: Option<u64>, line: Option<u64>| match (operation, line) {
             (Some(operation), Some(line)) => format!(", at operation {operation} (line {line})"),
             (Some(operation), None) => format!(", at operation {operation}"),
             (None, _) => String::new(),
         };
         let rows = [
-            ("peak live", self.peak_live_bytes, at(text.live_operation, live_line)),
-            ("peak resident", self.peak_resident_bytes, at(text.resident_operation, resident_line)),
+            ("peak live", self.peak_live_bytes, at(text.live_operation, text.live_line)),
+            ("peak resident", self.peak_resident_bytes, at(text.resident_operation, text.resident_line)),
             ("  rounded up", text.rounding_bytes, String::new()),
             ("  holes in chunks", text.hole_bytes, String::new()),
             ("end live", self.end_live_bytes, format!(", in {}", Count(text.end_live_count, "allocation"))),
@@ -230,10 +202,7 @@ impl fmt::Display for PlanReport {
             }
         }
         if let Some(of_log) = &self.of_log {
-            if !of_log.names_lines && self.allocations > 0 {
-                writeln!(f, "\n{NAMES_NO_LINES}")?;
-            }
-            write!(f, "{}", of_log.live_at_end)?;
+            of_log.holders(f, self.allocations)?;
         }
         writeln!(f)?;
         self.savings(f)?;

@@ -1,20 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What `metrale replay` answers.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use metrale_cuda_backend::MetraleCudaBackend;
 use metrale_ledger::Snapshot;
-use metrale_ledger::trace::LogTotals;
 use serde::Serialize;
 
 use crate::Exit;
-use crate::allocation_log::{LogNotes, NAMES_NO_LINES};
 use crate::moment::Moment;
-use crate::render::besides::Besides;
 use crate::render::load::{Count, Line, ScopeLine, Shortage, SiteLine};
-use crate::render::still_live::StillLive;
+use crate::render::of_log::OfLog;
 use crate::replayed::Replayed;
 
 /// The account of a replay. All `_bytes` are bytes.
@@ -34,22 +30,9 @@ pub struct ReplayReport {
     pub allocations: u64,
     /// Frees among them.
     pub frees: u64,
-    /// Allocations that had failed when the log was written; nothing is done for them.
-    pub failures_in_log: u64,
-    /// Rows of the log that ask for nothing: frees of null, and allocations of no bytes at null.
-    pub nothing_rows: u64,
-    /// Rows that made no sense and were passed over.
-    pub skipped_rows: u64,
-    /// Odd rows by what was odd: `double_free`, `unknown_free`, `already_live`, `size_differs`, `other_stream`.
-    pub findings: BTreeMap<&'static str, u64>,
-    /// The lines of the first ten of each of these.
-    pub finding_lines: BTreeMap<&'static str, Vec<u64>>,
-    /// Where and why the log could not be read on; `null` where it was read to its end.
-    pub broke_off: Option<String>,
-    /// All that was said of the log in words, such as why rows were passed over.
-    pub remarks: Vec<String>,
-    /// What is live after the last operation (or, out of memory, the last that fitted).
-    pub live_at_end: StillLive,
+    /// What is said of the log.
+    #[serde(flatten)]
+    pub of_log: OfLog,
     /// Wall time of the operations, in seconds.
     pub seconds: f64,
     /// When the most was live.
@@ -72,8 +55,6 @@ pub struct ReplayReport {
     pub swept_allocations: usize,
     /// Why the log was not done to its end; `null` where it was.
     pub error: Option<Shortage>,
-    #[serde(skip)]
-    names_lines: bool,
 }
 
 /// What was held at one moment.
@@ -119,6 +100,7 @@ impl HeldThen {
 impl ReplayReport {
     pub(crate) fn new(
         log: String,
+        of_log: OfLog,
         backend: &MetraleCudaBackend,
         peak: &Snapshot,
         end: &Moment,
@@ -134,14 +116,7 @@ impl ReplayReport {
             operations: 0,
             allocations: 0,
             frees: 0,
-            failures_in_log: 0,
-            nothing_rows: 0,
-            skipped_rows: 0,
-            findings: BTreeMap::new(),
-            finding_lines: BTreeMap::new(),
-            broke_off: None,
-            remarks: Vec::new(),
-            live_at_end: StillLive::default(),
+            of_log,
             seconds: 0.0,
             peak: HeldThen::of(peak, top, min_mb),
             end: HeldThen::of(&end.snapshot, top, min_mb),
@@ -153,7 +128,6 @@ impl ReplayReport {
             device_total_bytes: end.total_bytes,
             swept_allocations: 0,
             error: None,
-            names_lines: true,
         }
     }
 
@@ -163,24 +137,6 @@ impl ReplayReport {
         self.end.operation = done.operations.checked_sub(1);
         self.end.line = done.last_line;
         Self { seconds, unexplained_rows, ..self }
-    }
-
-    pub(crate) fn of_log(self, totals: &LogTotals, notes: &LogNotes) -> Self {
-        Self {
-            failures_in_log: totals.failures,
-            nothing_rows: totals.nothing,
-            skipped_rows: notes.skipped(),
-            findings: notes.findings().clone(),
-            finding_lines: notes.finding_lines().clone(),
-            broke_off: notes.broke_off().map(str::to_owned),
-            remarks: notes.remarks(),
-            names_lines: notes.names_lines(),
-            ..self
-        }
-    }
-
-    pub(crate) fn leaving(self, live_at_end: StillLive) -> Self {
-        Self { live_at_end, ..self }
     }
 
     pub(crate) fn ended(self, error: Option<Shortage>) -> Self {
@@ -213,13 +169,7 @@ impl fmt::Display for ReplayReport {
             Count(self.frees, "free"),
             self.seconds
         )?;
-        let besides = Besides {
-            failures: self.failures_in_log,
-            nothing: self.nothing_rows,
-            skipped: self.skipped_rows,
-            findings: &self.findings,
-        };
-        write!(f, "{besides}")?;
+        self.of_log.rows(f)?;
         for (name, then) in [("peak", &self.peak), ("end", &self.end)] {
             write!(f, "\n{name}")?;
             if let (Some(operation), Some(line)) = (then.operation, then.line) {
@@ -227,10 +177,7 @@ impl fmt::Display for ReplayReport {
             }
             writeln!(f, ":\n{}", then.report.trim_end())?;
         }
-        if !self.names_lines && self.peak.allocations > 0 {
-            writeln!(f, "\n{NAMES_NO_LINES}")?;
-        }
-        write!(f, "{}", self.live_at_end)?;
+        self.of_log.holders(f, self.peak.allocations)?;
         writeln!(f)?;
         writeln!(f, "{}", Line("peak resident", self.peak_resident_bytes.into()))?;
         writeln!(f, "{}", Line("driver used", self.driver_used_bytes.into()))?;
