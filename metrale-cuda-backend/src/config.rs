@@ -46,8 +46,8 @@ pub struct BackendConfig {
     pub time_kernels: bool,
     /// How many of the ledger's last events are kept: what was allocated and freed, where and in which order, for
     /// [`LedgerProbe::recent_events`](metrale_ledger::LedgerProbe::recent_events) and for
-    /// [`OutOfMemory`](crate::OutOfMemory), which tells the last of them. 0, or no feature `ledger`: none. Costs memory for each, and has all
-    /// threads share one lock.
+    /// [`OutOfMemory`](crate::OutOfMemory), which tells the last of them. 0, or no feature `ledger`: none. Costs memory for
+    /// each, and has all threads share one lock.
     pub recent_events: usize,
     /// Bands around allocations, in which a stray write shows. Off. Costs a fill at each allocation, a check at each free,
     /// and the bands' memory.
@@ -113,15 +113,19 @@ fn switch(lookup: &impl Fn(&str) -> Option<OsString>, variable: &'static str) ->
 fn count(lookup: &impl Fn(&str) -> Option<OsString>, variable: &'static str) -> Result<usize, ConfigError> {
     let Some(raw) = lookup(variable) else { return Ok(0) };
     let value = raw.to_string_lossy();
-    let count = match value.trim() {
-        "" => Some(0),
-        digits => decimal(digits).and_then(|count| usize::try_from(count).ok()),
-    };
-    count.ok_or_else(|| ConfigError {
+    number(&value).ok_or_else(|| ConfigError {
         variable,
         value: value.into_owned(),
         expected: "give a number in decimal digits, such as 100; 0 is off",
     })
+}
+
+/// A number that is 0 where nothing is written.
+pub(crate) fn number(value: &str) -> Option<usize> {
+    match value.trim() {
+        "" => Some(0),
+        digits => usize::try_from(decimal(digits)?).ok(),
+    }
 }
 
 /// A number of decimal digits and nothing else; `parse` alone would take a sign.

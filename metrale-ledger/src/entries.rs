@@ -13,6 +13,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::mixer::home;
 use crate::page::{PAGE_SHIFT, Touch};
 use crate::{AllocKind, SMALL_ALLOC_CHUNK};
 
@@ -270,12 +271,10 @@ impl Entries {
         self.count == 0 && self.slots.len() <= 16
     }
 
-    /// The first slot to look in. Neighbours in a page are neighbours here as a rule; the factor and the shift are those of
-    /// which entries of one size, whichever of all there are, end up near their homes.
+    /// The first slot to look in. Neighbours in a page are neighbours here as a rule.
     #[inline(always)]
     fn home(&self, offset: u32) -> usize {
-        let grain = offset >> GRAIN_SHIFT;
-        (grain + 43 * (grain >> 7)) as usize & self.slots.len().wrapping_sub(1)
+        home((offset >> GRAIN_SHIFT).into(), self.slots.len())
     }
 
     /// The slot of the entry that begins at `offset`.

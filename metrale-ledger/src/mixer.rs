@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The hash of the maps inside.
+//! The hash of the maps inside, and that of tables whose keys come side by side.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -39,4 +39,12 @@ impl Hasher for MixHasher {
     fn write_usize(&mut self, value: usize) {
         self.write_u64(value as u64);
     }
+}
+
+/// The first place to look for the nth of what mostly comes in stretches, in a table of a power of two of places, or none:
+/// neighbours are neighbours there, as long as there are places for all of a stretch. The factor and the shift are those of
+/// which entries of one size, whichever of all there are, end up near their homes.
+#[inline(always)]
+pub(crate) fn home(nth: u64, places: usize) -> usize {
+    nth.wrapping_add(43 * (nth >> 7)) as usize & places.wrapping_sub(1)
 }

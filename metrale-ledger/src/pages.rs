@@ -2,6 +2,7 @@
 //! The pages of a shard.
 
 use crate::entries::{Entries, Entry};
+use crate::mixer::home;
 use crate::page::{Flips, Page, Where};
 use crate::shard::SHARDS;
 
@@ -38,13 +39,10 @@ impl Pages {
         self.used
     }
 
-    /// The first place to look for a page: of a shard's pages, which are those at equal distances, neighbours are neighbours
-    /// here, as long as there are places for all of a stretch.
+    /// The first place to look for a page: of a shard's pages, which are those at equal distances, neighbours are side by side.
     #[inline(always)]
     fn home(&self, number: u64) -> usize {
-        const STRETCH: u64 = 128;
-        let nth = number / SHARDS as u64;
-        nth.wrapping_add(43 * (nth / STRETCH)) as usize & self.places.len().wrapping_sub(1)
+        home(number / SHARDS as u64, self.places.len())
     }
 
     /// Where a page is, or else where it would go.

@@ -175,8 +175,6 @@ pub struct Plan {
     arena_bytes: u64,
     arena_peak_bytes: u64,
     frees: u64,
-    /// Allocations that were freed, or whose place a log's next row took.
-    gone: u64,
     peaks: [Stand; 2],
     classes: [Held; 64],
     labels: HashMap<Arc<str>, u32>,
@@ -202,7 +200,6 @@ impl Plan {
             arena_bytes: 0,
             arena_peak_bytes: 0,
             frees: 0,
-            gone: 0,
             peaks: [Stand { number: 1, ..Stand::default() }; 2],
             classes: [Held::default(); 64],
             labels: HashMap::new(),
@@ -251,7 +248,7 @@ impl Plan {
             // A peak that this very allocation makes has it, so its sums are put aside only after the change.
             if bytes > self.peaks[which].bytes {
                 let number = peaks[which].number + 1;
-                let (operation, gone) = (Some(operation), self.gone);
+                let (operation, gone) = (Some(operation), self.gone());
                 peaks[which] = Stand { bytes, beside, operation, gone, number };
             }
         }
@@ -288,14 +285,13 @@ impl Plan {
             return Err(PlanError::NotLive { id });
         }
         self.frees += 1;
-        self.gone += 1;
         Ok(Step { operation, live_bytes: self.live_bytes(), resident_bytes: self.resident_bytes() })
     }
 
     /// Takes off what a log's next row says is gone, without an operation of its own.
     #[cfg(feature = "trace")]
     pub(crate) fn displace(&mut self, id: AllocationId) {
-        self.gone += u64::from(self.take_off(id));
+        self.take_off(id);
     }
 
     /// Whether the rule places an allocation of so many bytes beside what is live.
@@ -331,6 +327,11 @@ impl Plan {
     pub fn pass(&mut self) -> Step {
         let operation = self.count_operation();
         Step { operation, live_bytes: self.live_bytes(), resident_bytes: self.resident_bytes() }
+    }
+
+    /// Allocations that were freed, or whose place a log's next row took.
+    fn gone(&self) -> u64 {
+        self.allocations - self.live.len() as u64
     }
 
     /// Bytes live now, as asked for.

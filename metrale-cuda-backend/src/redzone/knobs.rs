@@ -6,7 +6,7 @@
 use std::ffi::OsString;
 
 use super::{BandLayout, Fill, MAX_BAND_BYTES, TooLargeForBands};
-use crate::config::{ConfigError, decimal};
+use crate::config::{ConfigError, decimal, number};
 
 /// The variable behind [`RedzoneConfig::band_bytes`].
 pub const REDZONE: &str = "METRALE_REDZONE";
@@ -110,11 +110,7 @@ impl RedzoneConfig {
 /// # Errors
 /// [`ConfigError`] for anything that is not a decimal number up to [`MAX_BAND_BYTES`].
 pub fn parse_band_bytes(value: &str) -> Result<usize, ConfigError> {
-    let bytes = match value.trim() {
-        "" => Some(0),
-        digits => decimal(digits).and_then(|bytes| usize::try_from(bytes).ok()),
-    };
-    bytes.filter(|&bytes| bytes <= MAX_BAND_BYTES).ok_or_else(|| ConfigError {
+    number(value).filter(|&bytes| bytes <= MAX_BAND_BYTES).ok_or_else(|| ConfigError {
         variable: REDZONE,
         value: value.to_owned(),
         expected: "give the bytes of a band in decimal digits, such as 1024, at most 1073741824; 0 is off",
