@@ -47,10 +47,6 @@ enum End {
     TooFar,
 }
 
-/// Of lines that end in carriage returns alone, a log is one.
-const CARRIAGE_RETURN: &str =
-    "it has a carriage return inside: end each line by a line feed, with or without one before";
-
 /// What a lenient reader passed over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -387,10 +383,13 @@ impl<'a> Reader<'a> {
         if line.is_empty() { Ok(None) } else { self.parse(line, end) }
     }
 
-    /// Where such a line is all there is, or as good as that, no line behind it has a header.
+    /// Of lines that end in carriage returns alone, a log is one: where such a line is all there is, or as good as that, no line
+    /// behind it has a header.
     fn of_carriage_returns(&self, end: End) -> Reason {
         let is_header = end != End::Feed && self.columns.is_none();
-        Reason { is_header, is_whole: true, ..CARRIAGE_RETURN.to_owned().into() }
+        let words =
+            "it has a carriage return inside: end each line by a line feed, with or without one before";
+        Reason { is_header, is_whole: true, ..words.to_owned().into() }
     }
 }
 
