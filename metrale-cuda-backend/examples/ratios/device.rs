@@ -26,13 +26,21 @@ enum Until {
     Done,
 }
 
-/// Nanoseconds a call by bare calls and through the backend, in turns.
+/// Nanoseconds a call by bare calls and through the backend; and how many times the one the other is: the median over pairs of
+/// turns side by side, which a neighbour of the machine's slows down alike.
+struct Turns {
+    bare: f64,
+    through: f64,
+    ratio: f64,
+}
+
+/// Does both in turns.
 fn in_turns(
     calls: &mut Calls,
     until: Until,
     mut bare: impl FnMut(&mut Calls),
     mut through: impl FnMut(&mut Calls),
-) -> [f64; 2] {
+) -> Turns {
     let batch = if until == Until::Done { AWAITED } else { BATCH };
     let time = |calls: &mut Calls, call: &mut dyn FnMut(&mut Calls)| {
         let begin = Instant::now();
@@ -54,7 +62,9 @@ fn in_turns(
             times[side].push(time(calls, call));
         }
     }
-    times.map(median)
+    let ratios = times[0].iter().zip(&times[1]).map(|(bare, through)| through / bare).collect();
+    let [bare, through] = times.map(median);
+    Turns { bare, through, ratio: median(ratios) }
 }
 
 /// Every row of a driver.
@@ -70,8 +80,9 @@ pub(crate) fn calls(table: &mut Table, driver: &str, calls: Result<Calls>) {
     // In software a bare call costs next to nothing, so there our own part is held to what a real driver's call leaves.
     let software = driver == "software";
     let target = |ratio, more| if software { Target::More(more) } else { Target::Ratio(ratio) };
-    let mut row = |what: &str, [bare, through]: [f64; 2], target| {
-        table.ratio(what, Figure::Nanos(through), ("bare calls", Figure::Nanos(bare)), target);
+    let mut row = |what: &str, turns: Turns, target| {
+        let (through, bare) = (Figure::Nanos(turns.through), Figure::Nanos(turns.bare));
+        table.turns(what, through, ("bare calls", bare), turns.ratio, target);
     };
 
     let pair = in_turns(&mut calls, Until::Returned, |c| c.bare_alloc_free(), |c| c.alloc_free());

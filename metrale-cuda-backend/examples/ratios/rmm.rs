@@ -16,7 +16,7 @@ use crate::table::{Figure, Table, Target};
 /// The program's path.
 const VARIABLE: &str = "METRALE_RMM_PAIR";
 /// How often either side has its turn.
-const TURNS: usize = 3;
+const TURNS: usize = 5;
 /// Threads that both do it with.
 const THREADS: [u64; 2] = [1, 8];
 
@@ -30,11 +30,12 @@ pub(crate) fn pairs(table: &mut Table) {
         return;
     };
     for (live, order) in LIVE.into_iter().flat_map(|n| [(n, Order::Ascending), (n, Order::Scattered)]) {
-        if live == 0 && order == Order::Ascending {
+        // Where nothing is live, there is no order.
+        if live == 0 && order == Order::Scattered {
             continue;
         }
         let rows: Vec<(u64, Pattern)> =
-            THREADS.into_iter().flat_map(|n| Pattern::at(live).iter().map(move |&p| (n, p))).collect();
+            THREADS.into_iter().flat_map(|n| Pattern::at(live, order).iter().map(move |&p| (n, p))).collect();
         let mut times = vec![(Vec::new(), Vec::new()); rows.len()];
         for _ in 0..TURNS {
             let said = match said(Command::new(&program).arg(live.to_string()).arg(order.word())) {

@@ -67,21 +67,32 @@ impl Table {
 
     /// A figure on its own.
     pub(crate) fn figure(&mut self, what: &str, ours: Figure, target: Target) {
-        self.row(what, ours, None, target);
+        self.row(what, ours, None, f64::NAN, target);
     }
 
     /// A figure beside another side's.
     pub(crate) fn ratio(&mut self, what: &str, ours: Figure, side: (&str, Figure), target: Target) {
-        self.row(what, ours, Some(side), target);
+        self.row(what, ours, Some(side), ours.value() / side.1.value(), target);
+    }
+
+    /// A figure beside another side's, where many turns side by side tell their ratio better than the two do.
+    pub(crate) fn turns(
+        &mut self,
+        what: &str,
+        ours: Figure,
+        side: (&str, Figure),
+        ratio: f64,
+        target: Target,
+    ) {
+        self.row(what, ours, Some(side), ratio, target);
     }
 
     #[expect(clippy::print_stdout, reason = "a table is what it is for")]
-    fn row(&mut self, what: &str, ours: Figure, side: Option<(&str, Figure)>, target: Target) {
-        let (name, other) = side.map_or(("", None), |(name, other)| (name, Some(other.value())));
-        let beside = other.unwrap_or(f64::NAN);
+    fn row(&mut self, what: &str, ours: Figure, side: Option<(&str, Figure)>, ratio: f64, target: Target) {
+        let (name, beside) = side.map_or(("", f64::NAN), |(name, other)| (name, other.value()));
         let (met, words) = match target {
             Target::Below(limit) => (ours.value() < limit.value(), format!("< {limit}")),
-            Target::Ratio(most) => (ours.value() / beside <= most, format!("<= {most:.*}", digits(most))),
+            Target::Ratio(most) => (ratio <= most, format!("<= {most:.*}", digits(most))),
             Target::More(most) => {
                 let more = ours.value() - beside;
                 (more <= most, format!("+{more:.0} of at most +{most:.0} ns"))
@@ -93,8 +104,7 @@ impl Table {
         self.missed += u32::from(!met);
         let verdict = if met { "" } else { "  MISSED" };
         let other = side.map(|(_, other)| other.to_string()).unwrap_or_default();
-        let ratio = side.map(|_| format!("{:.*}", digits(ours.value() / beside), ours.value() / beside));
-        let ratio = ratio.unwrap_or_default();
+        let ratio = side.map(|_| format!("{ratio:.*}", digits(ratio))).unwrap_or_default();
         println!("  {what:<56} {ours:>11} {other:>11} {ratio:>7}  {name:<25} {words}{verdict}");
     }
 

@@ -169,6 +169,8 @@ pub(crate) fn scoped(live: u64) -> Ledger {
 pub(crate) enum Pattern {
     /// In one place, as a driver that gives out the same hole again makes it.
     Place,
+    /// Each behind the one before it, as an upstream that counts addresses up makes it: recorded, then freed.
+    Next,
     /// Each in another place that was free: recorded, then freed.
     Elsewhere,
     /// Each on one of those that are live: freed, then recorded again, as a program does that has run for a while.
@@ -176,16 +178,19 @@ pub(crate) enum Pattern {
 }
 
 impl Pattern {
-    /// Those that there are where so many are live.
-    pub(crate) fn at(live: u64) -> &'static [Self] {
-        const ALL: [Pattern; 3] = [Pattern::Place, Pattern::Elsewhere, Pattern::Again];
-        if live == 0 { &ALL[..2] } else { &ALL }
+    /// Those that there are where so many are live, put down in that order: behind scattered ones lies nothing of its own.
+    pub(crate) fn at(live: u64, order: Order) -> &'static [Self] {
+        const ALL: [Pattern; 4] = [Pattern::Next, Pattern::Place, Pattern::Elsewhere, Pattern::Again];
+        let from = if order == Order::Scattered { 1 } else { 0 };
+        let to = if live == 0 { 3 } else { 4 };
+        &ALL[from..to]
     }
 
     /// As a program on the other side tells it.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Place => "place",
+            Self::Next => "next",
             Self::Elsewhere => "elsewhere",
             Self::Again => "again",
         }
@@ -195,6 +200,7 @@ impl Pattern {
     pub(crate) fn words(self) -> &'static str {
         match self {
             Self::Place => "one place",
+            Self::Next => "each behind the last",
             Self::Elsewhere => "a random free one",
             Self::Again => "a random live one",
         }
@@ -217,7 +223,11 @@ pub(crate) fn run(
     let work = |t: u64| {
         let begin = Instant::now();
         for i in round * pairs..(round + 1) * pairs {
-            let turn = if pattern == Pattern::Place { 0 } else { random(i * threads + t) % turns };
+            let turn = match pattern {
+                Pattern::Place => 0,
+                Pattern::Next => i % turns,
+                Pattern::Elsewhere | Pattern::Again => random(i * threads + t) % turns,
+            };
             let addr = order.address(first + turn * threads + t);
             if pattern == Pattern::Again {
                 side.forget(black_box(addr));
