@@ -26,8 +26,12 @@
 //! # Ok::<(), metrale_ledger::placement::PlacementError>(())
 //! ```
 
+mod filling;
+
 use std::collections::BTreeMap;
 use std::fmt;
+
+pub(crate) use filling::Filling;
 
 /// The numbers of the packing rule; the rule itself is fixed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -289,8 +293,9 @@ impl Placement {
     /// as it was.
     pub fn alloc(&mut self, bytes: u64) -> Result<Placed, PlacementError> {
         let reserved = self.rule.reserved_bytes(bytes)?;
+        let best = self.best_hole(reserved);
         // The sum as asked for never passes the reserved sum, which never passes the resident one: one check guards all.
-        let taken = self.taken(bytes, reserved)?;
+        let taken = self.taken(bytes, reserved, best)?;
         // A small allocation may make two blocks: itself and the hole behind it.
         if self.vacant.len() < 2 && self.blocks.len() >= NONE as usize - 2 {
             return Err(PlacementError::TooManyBlocks);
@@ -299,10 +304,7 @@ impl Placement {
             let chunk = self.take_run();
             self.put(Block { bytes_or_age: bytes, ..Block::of(chunk, 0, reserved, State::Large) })
         } else {
-            let hole = match self.best_hole(reserved) {
-                Some(key) => self.holes.remove(&key).unwrap_or(NONE),
-                None => NONE,
-            };
+            let hole = best.and_then(|key| self.holes.remove(&key)).unwrap_or(NONE);
             let slot = if hole == NONE {
                 let chunk = self.take_run();
                 self.put(Block::of(chunk, 0, self.rule.chunk_bytes, State::Vacant))
@@ -336,7 +338,7 @@ impl Placement {
     /// [`PlacementError::ZeroBytes`], [`PlacementError::TooLarge`].
     pub fn would_take(&self, bytes: u64) -> Result<u64, PlacementError> {
         let reserved = self.rule.reserved_bytes(bytes)?;
-        Ok(self.taken(bytes, reserved)? / self.rule.page_bytes)
+        Ok(self.taken(bytes, reserved, self.best_hole(reserved))? / self.rule.page_bytes)
     }
 
     /// Takes a placed allocation away.
@@ -381,6 +383,12 @@ impl Placement {
         Some(self.blocks[id.slot as usize].reserved)
     }
 
+    /// What the rule keeps for each live allocation, in bytes, in no order.
+    pub(crate) fn reserved_each(&self) -> impl Iterator<Item = u64> {
+        let live = self.blocks.iter().filter(|block| matches!(block.state, State::Small | State::Large));
+        live.map(|block| block.reserved)
+    }
+
     /// Bytes of host memory that the model takes, by what its tables have room for.
     pub fn memory_bytes(&self) -> usize {
         // A map keeps its keys and values in nodes that are at least half full.
@@ -419,19 +427,14 @@ impl Placement {
         self.holes.last_key_value().map_or(0, |(&(size, _), _)| size)
     }
 
+    /// The hole for a small allocation, and none for a large one: every hole is smaller than a chunk.
     fn best_hole(&self, reserved: u64) -> Option<(u64, u64)> {
         self.holes.range((reserved, 0)..).next().map(|(&key, _)| key)
     }
 
-    /// Bytes newly taken from the device for `reserved`, checked against the total.
-    fn taken(&self, bytes: u64, reserved: u64) -> Result<u64, PlacementError> {
-        let taken = if reserved >= self.rule.chunk_bytes {
-            reserved
-        } else if self.best_hole(reserved).is_some() {
-            0
-        } else {
-            self.rule.chunk_bytes
-        };
+    /// Bytes newly taken from the device for `reserved`, given its hole, checked against the total.
+    fn taken(&self, bytes: u64, reserved: u64, hole: Option<(u64, u64)>) -> Result<u64, PlacementError> {
+        let taken = if hole.is_some() { 0 } else { reserved.max(self.rule.chunk_bytes) };
         match self.resident_bytes.checked_add(taken) {
             Some(_) => Ok(taken),
             None => Err(PlacementError::TooLarge { bytes }),

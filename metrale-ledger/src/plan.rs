@@ -34,6 +34,7 @@ use crate::group::NO_LABEL;
 use crate::mixer::Mixer;
 use crate::placement::{PackingRule, Placement, PlacementError, PlacementId};
 
+use orders::Sizes;
 pub use orders::{Order, Orders};
 pub use summary::{Holder, Peak, SizeClass, Summary};
 
@@ -393,21 +394,21 @@ impl Plan {
         }
     }
 
-    /// The sizes that are live at the resident peak, as the rule keeps them.
-    fn sizes_at_peak(&self) -> Vec<u64> {
-        let mut more = self.since_peak.clone();
-        let mut sizes: Vec<u64> = Vec::with_capacity(self.live.len());
-        for reserved in self.live.values().filter_map(|live| self.placement.reserved_bytes_of(live.place?)) {
-            match more.get_mut(&reserved) {
-                // One of those that came after the peak.
-                Some(later) if *later > 0 => *later -= 1,
-                _ => sizes.push(reserved),
-            }
+    /// How many allocations of each size, as the rule keeps it, are live at the resident peak.
+    fn sizes_at_peak(&self) -> Sizes {
+        let mut sizes: HashMap<u64, i64, Mixer> = HashMap::default();
+        for reserved in self.placement.reserved_each() {
+            *sizes.entry(reserved).or_insert(0) += 1;
         }
-        for (reserved, gone) in more.into_iter().filter(|&(reserved, more)| reserved > 0 && more < 0) {
-            sizes.extend(std::iter::repeat_n(reserved, gone.unsigned_abs() as usize));
+        for (&reserved, &since) in &self.since_peak {
+            *sizes.entry(reserved).or_insert(0) -= since;
         }
+        // Those of no bytes are kept nowhere.
         sizes
+            .into_iter()
+            .filter(|&(reserved, count)| reserved > 0 && count > 0)
+            .map(|(reserved, count)| (reserved, count.unsigned_abs()))
+            .collect()
     }
 }
 

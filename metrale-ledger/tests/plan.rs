@@ -178,6 +178,49 @@ fn other_orders_are_planned_by_the_same_rule() {
     assert_eq!(Orders::of(0, &[0], PackingRule::H200).unwrap().best(), None);
 }
 
+/// As each of them takes that is placed on its own.
+fn orders_agree(sizes: &[u64], rule: PackingRule) -> Result<(), TestCaseError> {
+    let take = |sizes: &[u64]| {
+        let mut device = Placement::new(rule);
+        sizes.iter().for_each(|&bytes| drop(device.alloc(bytes).unwrap()));
+        device.resident_bytes()
+    };
+    let mut kept: Vec<u64> =
+        sizes.iter().filter(|&&bytes| bytes > 0).map(|&bytes| rule.reserved_bytes(bytes).unwrap()).collect();
+    kept.sort_unstable();
+    let smallest_first = take(&kept);
+    kept.reverse();
+    let classes = kept.chunk_by(|a, b| a.ilog2() == b.ilog2());
+    let expected = [
+        (Order::LargestFirst, take(&kept)),
+        (Order::SmallestFirst, smallest_first),
+        (Order::ByClass, classes.map(take).sum()),
+    ];
+    prop_assert_eq!(Orders::of(0, sizes, rule).unwrap().orders, expected, "{:?}", rule);
+    Ok(())
+}
+
+#[test]
+fn orders_of_many_alike_take_what_each_takes() {
+    let three: Vec<u64> = [(700 << 10, 5), (600 << 10, 4), (64 << 10, 40), (2 << 20, 2), (1, 5000), (0, 3)]
+        .into_iter()
+        .flat_map(|(bytes, count)| std::iter::repeat_n(bytes, count))
+        .collect();
+    orders_agree(&three, PackingRule::H200).unwrap();
+    // All the sizes below a chunk there are, each in turn the only one.
+    for granules in 1..4096 {
+        orders_agree(&[granules * 512; 9], PackingRule::H200).unwrap();
+    }
+}
+
+#[test]
+fn orders_past_64_bits_are_refused() {
+    for sizes in [vec![1 << 63, 1 << 63], vec![u64::MAX - (2 << 20) + 1, 1]] {
+        let refused = Orders::of(0, &sizes, PackingRule::H200).unwrap_err();
+        assert!(matches!(refused, PlacementError::TooLarge { .. }), "{refused}");
+    }
+}
+
 #[test]
 fn the_sizes_at_the_peak_are_known_afterwards() {
     let mut plan = Plan::h200();
@@ -243,6 +286,16 @@ fn a_million_live_take_under_200_bytes_each() {
 
 proptest! {
     #![proptest_config(config(128))]
+
+    #[test]
+    fn orders_take_what_placing_each_takes(
+        (granularity, chunk, page) in (1..4u64, 1..40u64, 1..4u64).prop_map(|(g, chunk, page)| (g, g * chunk * page, g * page)),
+        sizes in prop::collection::vec((0..200u64, 1..12usize), 0..20)
+    ) {
+        let rule = PackingRule::new(chunk, granularity).unwrap().with_page_bytes(page).unwrap();
+        let sizes: Vec<u64> = sizes.into_iter().flat_map(|(bytes, count)| std::iter::repeat_n(bytes, count)).collect();
+        orders_agree(&sizes, rule)?;
+    }
 
     #[test]
     fn the_plan_agrees_with_counting_anew(

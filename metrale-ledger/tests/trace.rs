@@ -459,6 +459,23 @@ fn a_line_without_end_ends_a_strict_reader() {
     assert!(reader.next().is_none());
 }
 
+/// An address is given out again and again: a second free is told of the last one, however long ago the ones before were.
+#[test]
+fn of_several_frees_of_a_pointer_the_last_one_is_told() {
+    for between in [0, 1, 1 << 15, (1 << 16) - 1, 1 << 16, 3 << 16] {
+        let mut log = "Action,Pointer,Size\nallocate,a,1\nfree,a,1\n".to_owned();
+        for pointer in 0..between {
+            log += &format!("allocate,{0:x},1\nfree,{0:x},1\n", 0x1_0000 + pointer);
+        }
+        log += "allocate,a,1\nfree,a,1\nfree,a,1\nallocate,a,1\n";
+        let log = read_clean(log.as_bytes());
+        let line = 3 + 2 * between + 2;
+        let kinds: Vec<_> = log.findings.iter().map(|finding| (finding.line, finding.kind)).collect();
+        assert_eq!(kinds, [(line + 1, FindingKind::FreedBefore { line })], "{between} between");
+        assert_eq!(log.live(), (1, 1, 1));
+    }
+}
+
 #[test]
 fn a_second_free_right_behind_the_first_is_one_however_many_came_before() {
     let mut log = "Action,Pointer,Size\n".to_owned();

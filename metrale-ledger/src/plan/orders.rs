@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The same allocations in another order.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
-use super::{Plan, RESIDENT, class_of};
+use super::{Plan, RESIDENT};
 use crate::ByteSize;
-use crate::placement::{PackingRule, Placement, PlacementError};
+use crate::placement::{Filling, PackingRule, PlacementError};
+
+/// How many allocations there are of each size, as the rule keeps it.
+pub(super) type Sizes = BTreeMap<u64, u64>;
 
 /// An order in which to allocate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,37 +61,37 @@ impl Orders {
         let arena = sizes
             .iter()
             .try_fold(0u64, |sum, bytes| sum.checked_add(bytes.checked_next_multiple_of(granularity)?));
-        Self::with_arena(planned_bytes, sizes, rule, arena)
+        let mut kept = Sizes::new();
+        for &bytes in sizes.iter().filter(|&&bytes| bytes > 0) {
+            *kept.entry(rule.reserved_bytes(bytes)?).or_insert(0) += 1;
+        }
+        Self::with_arena(planned_bytes, &kept, rule, arena)
     }
 
     /// As [`of`](Self::of), given what the sizes sum up to in an arena.
     fn with_arena(
         planned_bytes: u64,
-        sizes: &[u64],
+        sizes: &Sizes,
         rule: PackingRule,
         arena: Option<u64>,
     ) -> Result<Self, PlacementError> {
         let total = |sum: Option<u64>| sum.ok_or(PlacementError::TooLarge { bytes: u64::MAX });
-        // Only the size that the rule keeps matters.
-        let kept: Result<Vec<u64>, _> =
-            sizes.iter().filter(|&&bytes| bytes > 0).map(|&bytes| rule.reserved_bytes(bytes)).collect();
-        let mut sorted = kept?;
-        sorted.sort_unstable_by(|a, b| b.cmp(a));
-        let take = |sizes: &mut dyn Iterator<Item = u64>| {
-            let mut device = Placement::new(rule);
-            for bytes in sizes {
-                device.alloc(bytes)?;
+        let take = |sizes: &mut dyn Iterator<Item = (&u64, &u64)>| {
+            let mut device = Filling::new(rule);
+            for (&reserved, &count) in sizes {
+                device.add(reserved, count)?;
             }
             Ok(device.resident_bytes())
         };
         let mut by_class = Some(0u64);
-        for class in sorted.chunk_by(|&a, &b| class_of(a) == class_of(b)) {
-            let resident = take(&mut class.iter().copied())?;
+        for class in 0..u64::BITS {
+            let of_class = 1 << class..=u64::MAX >> (u64::BITS - 1 - class);
+            let resident = take(&mut sizes.range(of_class).rev())?;
             by_class = by_class.and_then(|sum| sum.checked_add(resident));
         }
         let orders = vec![
-            (Order::LargestFirst, take(&mut sorted.iter().copied())?),
-            (Order::SmallestFirst, take(&mut sorted.iter().rev().copied())?),
+            (Order::LargestFirst, take(&mut sizes.iter().rev())?),
+            (Order::SmallestFirst, take(&mut sizes.iter())?),
             (Order::ByClass, total(by_class)?),
         ];
         let arena_bytes = total(arena.and_then(|sum| sum.checked_next_multiple_of(rule.page_bytes())))?;
@@ -116,7 +120,7 @@ impl fmt::Display for Orders {
 impl Plan {
     /// What the allocations that are live at the resident peak would take in another order, in a device with nothing else in
     /// it. Where something was freed [before the peak](super::Peak::frees_before), they may take less in any order, their own
-    /// too: they then fill the holes that those frees left. Costs as planning them does.
+    /// too: they then fill the holes that those frees left. Costs a look at each of them.
     ///
     /// # Errors
     /// As [`Orders::of`]; not for what this plan has placed, unless another order takes more than 64 bits can count.

@@ -164,13 +164,16 @@ pub(super) fn action(cell: &str) -> Option<Action> {
 
 /// An address in hex, with or without 0x; null in any way it is written.
 pub(super) fn pointer(cell: &str) -> Result<u64, String> {
+    if let Some(address) = hex(cell) {
+        return Ok(address);
+    }
     if ["(nil)", "nil", "null", "(null)"].iter().any(|null| cell.eq_ignore_ascii_case(null)) {
         return Ok(0);
     }
-    if cell.is_empty() {
-        return Err("the pointer is missing".to_owned());
-    }
-    hex(cell).ok_or_else(|| format!("the pointer {cell:?} is no hexadecimal address of 64 bits"))
+    Err(match cell {
+        "" => "the pointer is missing".to_owned(),
+        _ => format!("the pointer {cell:?} is no hexadecimal address of 64 bits"),
+    })
 }
 
 /// Digits only: the standard parser would let a sign pass.

@@ -205,7 +205,8 @@ pub struct Followed {
 pub struct Follow {
     live: HashMap<u64, Kept, Mixer>,
     streams: Streams,
-    /// The last frees: once there are many, they become the older ones, and those before are forgotten.
+    /// The last frees by pointer, live again or not: once there are many, they become the older ones, and those before are
+    /// forgotten.
     freed: HashMap<u64, u64, Mixer>,
     freed_earlier: HashMap<u64, u64, Mixer>,
     totals: LogTotals,
@@ -278,8 +279,6 @@ impl Follow {
         };
         let stream = self.streams.number(row.stream);
         self.live.insert(row.pointer, Kept::new(row, stream));
-        self.freed.remove(&row.pointer);
-        self.freed_earlier.remove(&row.pointer);
         self.totals.live_bytes = self.totals.live_bytes.saturating_add(row.bytes);
         if self.totals.live_bytes > self.totals.peak_live_bytes {
             self.totals.peak_live_bytes = self.totals.live_bytes;

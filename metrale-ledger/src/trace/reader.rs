@@ -10,6 +10,8 @@ use super::columns::{self, Columns, DAY_NS, Header, Time};
 use super::gzip::{MAGIC, Members};
 use super::row::{Action, Row, RowError, TraceError};
 
+/// Bytes that are read at once.
+const BUFFER: usize = 64 << 10;
 /// No log has longer lines; without a limit, a file of something else might be read as one.
 const LONGEST_LINE: u64 = 64 << 10;
 /// Rows that a lenient reader remembers; the rest it counts.
@@ -101,9 +103,12 @@ impl<'a> Reader<'a> {
         let mut head = Vec::new();
         source.by_ref().take(2).read_to_end(&mut head)?;
         let is_gzip = head == MAGIC;
-        let whole = BufReader::new(Cursor::new(head).chain(source));
-        let lines: Box<dyn BufRead + 'a> =
-            if is_gzip { Box::new(BufReader::new(Members::new(whole))) } else { Box::new(whole) };
+        let whole = BufReader::with_capacity(BUFFER, Cursor::new(head).chain(source));
+        let lines: Box<dyn BufRead + 'a> = if is_gzip {
+            Box::new(BufReader::with_capacity(BUFFER, Members::new(whole)))
+        } else {
+            Box::new(whole)
+        };
         Ok(Self {
             lines,
             line: Vec::new(),
