@@ -483,25 +483,40 @@ impl Entries {
         old.into_iter().filter(|slot| !slot.is_free()).for_each(|entry| self.put_in_slot(entry));
     }
 
-    /// [`take_if`](Self::take_if) where entries are not kept in order; else nothing is done. Calls nothing.
+    /// The entry that begins at `offset`, where entries are not kept in order, and its slot. Calls nothing.
     #[inline(always)]
-    pub(crate) fn take_quickly(&mut self, offset: u32, may_go: impl FnOnce(&Entry) -> bool) -> Option<Entry> {
+    pub(crate) fn find_quickly(&self, offset: u32) -> Option<(usize, Entry)> {
         let at = self.slot(offset)?;
-        let gone = *self.slots.get(at)?;
-        if !may_go(&gone) {
-            return None;
-        }
+        Some((at, *self.slots.get(at)?))
+    }
+
+    /// Takes out the entry of a slot.
+    #[inline(always)]
+    pub(crate) fn take_at(&mut self, at: usize) {
+        let Some(slot) = self.slots.get_mut(at) else { return };
+        let gone = std::mem::replace(&mut slot.range, Entry::FREE.range);
+        let gone = Entry { range: gone, item: slot.item };
         if let Some(sheet) = &mut self.sheet {
-            sheet.unmark(offset, gone.end() - 1);
+            sheet.unmark(gone.offset(), gone.end() - 1);
         }
-        self.slots[at].range = Entry::FREE.range;
         self.count -= 1;
-        Some(gone)
+    }
+
+    /// What is kept of the entry of a slot.
+    #[inline(always)]
+    pub(crate) fn item_at(&mut self, at: usize) -> Option<&mut Item> {
+        self.slots.get_mut(at).map(|slot| &mut slot.item)
     }
 
     /// Takes out the entry that begins at `offset`, if it may go.
     pub(crate) fn take_if(&mut self, offset: u32, may_go: impl Fn(&Entry) -> bool) -> Option<Entry> {
-        self.take_quickly(offset, &may_go).or_else(|| self.take_fine(offset, &may_go))
+        match self.find_quickly(offset) {
+            Some((at, entry)) => may_go(&entry).then(|| {
+                self.take_at(at);
+                entry
+            }),
+            None => self.take_fine(offset, &may_go),
+        }
     }
 
     fn take_fine(&mut self, offset: u32, may_go: &impl Fn(&Entry) -> bool) -> Option<Entry> {

@@ -4,7 +4,8 @@
 //! ```text
 //!  Space ── shards:   page number mod shards ─> Pages ─> Page ─> Entries
 //!        ├─ spanning: base ─> last byte                    (what crosses pages, or the end of all)
-//!        └─ empty:    base                                 (what has no bytes)
+//!        ├─ empty:    base                                 (what has no bytes)
+//!        └─ last hole                                      (what was recorded last, where the last free had been)
 //! ```
 //! What lies in one page needs that page alone, so the shards can be dealt out to threads. What crosses pages is counted in
 //! its first and last page; the pages between are its own as long as nothing overlaps. An overlap is a caller's mistake,
@@ -14,6 +15,7 @@
 use std::collections::BTreeMap;
 
 use crate::entries::{Entry, Item};
+use crate::last_hole::LastHole;
 use crate::page::{Flips, PAGE_SHIFT, Page, PageCounts, Touch, Where};
 use crate::shard::{SHARDS, Shard};
 use crate::{AllocKind, SMALL_ALLOC_CHUNK};
@@ -95,6 +97,7 @@ pub(crate) struct Space {
     longest: u64,
     /// Counts the spanning allocations ever inserted, from 1.
     pub(crate) spanning_state: u64,
+    last_hole: LastHole,
 }
 
 #[inline]
@@ -123,6 +126,29 @@ impl Space {
             overlapped: 0,
             longest: 0,
             spanning_state: 1,
+            last_hole: LastHole::NONE,
+        }
+    }
+
+    /// Has the page of the last hole tell what is there now. To be called before anything is asked, and before the shards go.
+    #[inline(always)]
+    pub(crate) fn settle(&mut self) {
+        if !self.last_hole.is_none() {
+            self.close_last_hole();
+        }
+    }
+
+    #[inline(never)]
+    fn close_last_hole(&mut self) {
+        let (addr, spot, item) = self.last_hole.close();
+        let pages = &mut self.shard_mut(locate(addr).0).pages;
+        match item {
+            Some(item) => {
+                if let Some(of_entry) = pages.item_at(spot) {
+                    *of_entry = item;
+                }
+            }
+            None => pages.remove_small_at(spot),
         }
     }
 
@@ -137,6 +163,7 @@ impl Space {
     }
 
     fn page(&self, number: u64) -> Option<&Page> {
+        debug_assert!(self.last_hole.is_none(), "its page tells what was there before");
         self.shard(number).pages.get(number)
     }
 
@@ -157,6 +184,7 @@ impl Space {
 
     /// Moves the one whose base is `addr` to another group.
     pub(crate) fn set_group(&mut self, addr: u64, group: u32) {
+        self.settle();
         let (number, offset) = locate(addr);
         if let Some(page) = self.shard_mut(number).pages.get_mut(number)
             && let Some(item) = page.item_mut(offset)
@@ -182,6 +210,7 @@ impl Space {
 
     /// All there are, in no order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Standing> {
+        debug_assert!(self.last_hole.is_none(), "its page tells what was there before");
         let pages = self.shards.iter().flat_map(|shard| shard.pages.iter());
         let inner = pages.flat_map(|(number, page)| {
             page.entries().iter().map(move |entry| entry_standing(number, &entry))
@@ -200,6 +229,7 @@ impl Space {
     /// Inserts a small device allocation, where neither a neighbour nor a spanning one is in the way; None, and nothing
     /// changed, where something may be. To be asked only while nothing overlaps.
     pub(crate) fn insert_small(&mut self, addr: u64, bytes: u32, item: Item, place: Where) -> Option<Flips> {
+        self.settle();
         if self.has_empty() && self.empty.contains_key(&addr) {
             return None;
         }
@@ -228,10 +258,14 @@ impl Space {
         item: Item,
         place: Where,
     ) -> Option<bool> {
-        let (number, offset) = locate(addr);
         if self.has_empty() {
             return None;
         }
+        if let Some(flips) = self.last_hole.fill(addr, bytes, item, place) {
+            return Some(flips);
+        }
+        self.settle();
+        let (number, offset) = locate(addr);
         let nothing_spans = self.spanning.is_empty();
         let pages = &mut self.shard_mut(number).pages;
         let page = pages.get_mut(number)?;
@@ -248,6 +282,7 @@ impl Space {
 
     /// Inserts, unless the base is taken; and the change of the page counts.
     pub(crate) fn insert(&mut self, new: Standing) -> (Inserted, PageCounts) {
+        self.settle();
         let none = PageCounts::default();
         let addr = new.addr;
         if let Some(&taken) = self.empty.get(&addr) {
@@ -309,6 +344,7 @@ impl Space {
     /// Removes the small device allocation that begins at `addr`, if there is one. To be asked only while
     /// nothing overlaps.
     pub(crate) fn remove_small(&mut self, addr: u64) -> Option<(Entry, Flips)> {
+        self.settle();
         let (number, offset) = locate(addr);
         self.shard_mut(number).pages.remove_if(number, offset, Entry::is_small)
     }
@@ -318,11 +354,18 @@ impl Space {
     #[inline(always)]
     pub(crate) fn remove_small_quickly(&mut self, addr: u64) -> Option<(Entry, bool)> {
         let (number, offset) = locate(addr);
-        self.shard_mut(number).pages.remove_small_quickly(number, offset)
+        if let Some((bytes, item, flips)) = self.last_hole.empty(addr) {
+            return Some((Entry::new(offset, bytes, item), flips));
+        }
+        self.settle();
+        let (spot, gone, flips) = self.shard(number).pages.find_small_quickly(number, offset)?;
+        self.last_hole.open(addr, gone.bytes(), flips, spot);
+        Some((gone, flips))
     }
 
     /// Removes what [`find`](Self::find) found; and the change of the page counts.
     pub(crate) fn remove(&mut self, gone: &Standing) -> PageCounts {
+        self.settle();
         let none = PageCounts::default();
         if gone.item.is_overlapped() {
             self.overlapped -= 1;

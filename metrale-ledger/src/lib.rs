@@ -79,6 +79,7 @@ mod event;
 mod group;
 mod index;
 mod label;
+mod last_hole;
 mod ledger;
 mod meter;
 mod misuse;

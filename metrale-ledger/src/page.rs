@@ -172,17 +172,29 @@ impl Page {
         Some((gone, self.touch(gone.touch(), false)))
     }
 
-    /// Takes out the small device allocation that begins at `offset`, where that is [quickly done](Entries::take_quickly);
-    /// else nothing is done. The change is told as whether the page is one of device memory no longer.
+    /// The small device allocation that begins at `offset`, where that is [quickly found](Entries::find_quickly), and its slot;
+    /// and whether the page is one of device memory without it no longer. None where that is not all there is to say of it.
     #[inline(always)]
-    pub(crate) fn take_small_quickly(&mut self, offset: u32) -> Option<(Entry, bool)> {
-        let flips = self.small == 1;
-        if flips && self.large | self.arena != 0 {
+    pub(crate) fn find_small_quickly(&self, offset: u32) -> Option<(usize, Entry, bool)> {
+        let alone = self.small == 1;
+        if alone && self.large | self.arena != 0 {
             return None;
         }
-        let gone = self.entries.take_quickly(offset, Entry::is_small)?;
+        let (at, entry) = self.entries.find_quickly(offset)?;
+        entry.is_small().then_some((at, entry, alone))
+    }
+
+    /// Takes out the small device allocation of a slot.
+    #[inline(always)]
+    pub(crate) fn take_small_at(&mut self, slot: usize) {
+        self.entries.take_at(slot);
         self.small -= 1;
-        Some((gone, flips))
+    }
+
+    /// What is kept of the entry of a slot.
+    #[inline(always)]
+    pub(crate) fn item_at(&mut self, slot: usize) -> Option<&mut Item> {
+        self.entries.item_at(slot)
     }
 
     /// Adds or removes one touch; the change of the counts of pages.

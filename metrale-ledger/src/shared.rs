@@ -116,8 +116,9 @@ impl Shared {
 
     /// Locks the book with all shards in it and all lanes closed.
     fn whole(&self) -> MutexGuard<'_, Core> {
-        let core = self.core.lock();
+        let mut core = self.core.lock();
         if !core.dealt {
+            core.book.device.settle();
             return core;
         }
         drop(core);
@@ -128,8 +129,9 @@ impl Shared {
     #[cold]
     fn call_back(&self) -> MutexGuard<'_, Core> {
         let _turn = self.turn.lock();
-        let core = self.core.lock();
+        let mut core = self.core.lock();
         if !core.dealt {
+            core.book.device.settle();
             return core;
         }
         // A thread in a shard may be waiting for the book, so the shards come first.
@@ -164,6 +166,7 @@ impl Shared {
         if !core.book.may_be_dealt() {
             return;
         }
+        core.book.device.settle();
         core.book.phase += 1;
         let (phase, spanning_state) = (core.book.phase, core.book.device.spanning_state);
         for (place, shard) in self.shards.iter().zip(&mut core.book.device.shards) {
