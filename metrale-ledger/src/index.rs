@@ -358,8 +358,11 @@ impl Space {
             return Some((Entry::new(offset, bytes, item), flips));
         }
         self.settle();
-        let (spot, gone, flips) = self.shard(number).pages.find_small_quickly(number, offset)?;
-        self.last_hole.open(addr, gone.bytes(), flips, spot);
+        let pages = &mut self.shards[number as usize % SHARDS].pages;
+        let (spot, gone, flips) = pages.find_small_quickly(number, offset)?;
+        if !self.last_hole.open(addr, gone.bytes(), flips, spot) {
+            pages.remove_small_at(spot);
+        }
         Some((gone, flips))
     }
 

@@ -8,12 +8,16 @@
 //! ```
 //! As long as there is one, its page still has the entry that was there before: whatever else happens takes it out first, or
 //! makes it what is there now. So who takes memory and gives it back, again and again, pays for neither the way to the page nor
-//! the look whether there is room. All else that a record or free changes is changed at once.
+//! the look whether there is room. All else that a record or free changes is changed at once. Where the places are others each
+//! time, so that it would not pay, none is opened.
 
 use crate::AllocKind;
 use crate::entries::Item;
 use crate::page::Where;
 use crate::pages::Spot;
+
+/// How often one is opened in vain before that is left.
+const PATIENCE: u8 = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -25,8 +29,11 @@ enum State {
 /// None, open, or filled.
 pub(crate) struct LastHole {
     state: State,
+    /// How often more one may be opened in vain.
+    patience: u8,
     /// Nothing else of device memory touches its page.
     alone: bool,
+    /// Its place and size, or those of the last free where there is none.
     bytes: u32,
     addr: u64,
     /// What is in it, or was.
@@ -38,6 +45,7 @@ pub(crate) struct LastHole {
 impl LastHole {
     pub(crate) const NONE: Self = Self {
         state: State::None,
+        patience: 0,
         alone: false,
         bytes: 0,
         addr: 0,
@@ -45,10 +53,15 @@ impl LastHole {
         spot: Spot::NONE,
     };
 
-    /// Opens one.
+    /// Opens one where that pays, and tells whether it does.
     #[inline(always)]
-    pub(crate) fn open(&mut self, addr: u64, bytes: u32, alone: bool, spot: Spot) {
-        *self = Self { state: State::Open, alone, bytes, addr, item: self.item, spot };
+    pub(crate) fn open(&mut self, addr: u64, bytes: u32, alone: bool, spot: Spot) -> bool {
+        (self.addr, self.bytes) = (addr, bytes);
+        let pays = self.patience > 0;
+        if pays {
+            (self.state, self.alone, self.spot) = (State::Open, alone, spot);
+        }
+        pays
     }
 
     #[inline(always)]
@@ -59,8 +72,11 @@ impl LastHole {
     /// Fills it, if it is open and of that place and size: whether its page comes to be one of device memory.
     #[inline(always)]
     pub(crate) fn fill(&mut self, addr: u64, bytes: u32, item: Item, place: Where) -> Option<bool> {
-        let suits = !self.alone || place == Where::Anywhere;
-        if self.state != State::Open || self.addr != addr || self.bytes != bytes || !suits {
+        if self.addr != addr || self.bytes != bytes {
+            return None;
+        }
+        self.patience = PATIENCE;
+        if self.state != State::Open || self.alone && place != Where::Anywhere {
             return None;
         }
         self.state = State::Filled;
@@ -83,6 +99,7 @@ impl LastHole {
     #[inline(always)]
     pub(crate) fn close(&mut self) -> (u64, Spot, Option<Item>) {
         let was = std::mem::replace(&mut self.state, State::None);
+        self.patience -= u8::from(was == State::Open);
         (self.addr, self.spot, (was == State::Filled).then_some(self.item))
     }
 }

@@ -13,7 +13,7 @@ pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Pauses, of some tens of nanoseconds each, between two looks of one who waits for long.
 #[cfg(not(loom))]
-const LONGEST_PAUSE: u32 = 512;
+const LONGEST_PAUSE: u32 = 2048;
 
 /// Held for tens of nanoseconds as a rule. Who finds it taken looks again after longer and longer pauses: then a holder that
 /// has more to do goes on with everything in its own caches, and many threads get through sooner than by taking turns.

@@ -39,7 +39,7 @@ impl Rounds {
     /// How many of them, and how many pairs in each: one thread is mostly through before the operating system puts it aside;
     /// several must meet for a while.
     pub(crate) fn of(threads: u64) -> (u64, u64) {
-        if threads == 1 { (201, 5_000) } else { (5, 200_000 / threads) }
+        if threads == 1 { (201, 5_000) } else { (3, 100_000 / threads) }
     }
 
     pub(crate) fn run(

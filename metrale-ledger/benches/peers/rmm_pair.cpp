@@ -137,8 +137,8 @@ int main(int argc, char** argv) {
     for (auto [pattern, name] :
          {std::pair{Pattern::Next, "next"}, {Pattern::Place, "place"}, {Pattern::Elsewhere, "elsewhere"}, {Pattern::Again, "again"}}) {
       if ((pattern == Pattern::Again && live == 0) || (pattern == Pattern::Next && scattered)) continue;
-      int const rounds = threads == 1 ? 201 : 5;
-      std::uint64_t const pairs = threads == 1 ? 5'000 : 200'000 / threads;
+      int const rounds = threads == 1 ? 201 : 3;
+      std::uint64_t const pairs = threads == 1 ? 5'000 : 100'000 / threads;
       std::vector<double> times;
       for (int round = 0; round < rounds; ++round) times.push_back(side.run(threads, pairs, pattern, round));
       std::sort(times.begin(), times.end());
