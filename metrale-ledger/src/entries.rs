@@ -487,15 +487,21 @@ impl Entries {
     #[inline(always)]
     pub(crate) fn find_quickly(&self, offset: u32) -> Option<(usize, Entry)> {
         let at = self.slot(offset)?;
-        Some((at, *self.slots.get(at)?))
+        Some((at, self.at(at)?))
+    }
+
+    /// The entry of a slot.
+    #[inline(always)]
+    pub(crate) fn at(&self, slot: usize) -> Option<Entry> {
+        self.slots.get(slot).copied()
     }
 
     /// Takes out the entry of a slot.
     #[inline(always)]
-    pub(crate) fn take_at(&mut self, at: usize) {
-        let Some(slot) = self.slots.get_mut(at) else { return };
-        let gone = std::mem::replace(&mut slot.range, Entry::FREE.range);
-        let gone = Entry { range: gone, item: slot.item };
+    pub(crate) fn take_at(&mut self, slot: usize) {
+        let Some(slot) = self.slots.get_mut(slot) else { return };
+        let gone = *slot;
+        slot.range = Entry::FREE.range;
         if let Some(sheet) = &mut self.sheet {
             sheet.unmark(gone.offset(), gone.end() - 1);
         }
@@ -504,8 +510,8 @@ impl Entries {
 
     /// What is kept of the entry of a slot.
     #[inline(always)]
-    pub(crate) fn item_at(&mut self, at: usize) -> Option<&mut Item> {
-        self.slots.get_mut(at).map(|slot| &mut slot.item)
+    pub(crate) fn item_at(&mut self, slot: usize) -> Option<&mut Item> {
+        self.slots.get_mut(slot).map(|slot| &mut slot.item)
     }
 
     /// Takes out the entry that begins at `offset`, if it may go.

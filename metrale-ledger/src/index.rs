@@ -5,7 +5,7 @@
 //!  Space ── shards:   page number mod shards ─> Pages ─> Page ─> Entries
 //!        ├─ spanning: base ─> last byte                    (what crosses pages, or the end of all)
 //!        ├─ empty:    base                                 (what has no bytes)
-//!        └─ last hole                                      (what was recorded last, where the last free had been)
+//!        └─ last hole                                      (the place that the last free left, and what is there since)
 //! ```
 //! What lies in one page needs that page alone, so the shards can be dealt out to threads. What crosses pages is counted in
 //! its first and last page; the pages between are its own as long as nothing overlaps. An overlap is a caller's mistake,
@@ -130,18 +130,21 @@ impl Space {
         }
     }
 
-    /// Has the page of the last hole tell what is there now. To be called before anything is asked, and before the shards go.
+    /// Has the page of the last hole tell what is there now: before anything is asked, or done in another way than the quick
+    /// ones, and before the shards go.
     #[inline(always)]
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn close_hole(&mut self) {
         if !self.last_hole.is_none() {
-            self.close_last_hole();
+            self.close_open_hole();
         }
     }
 
     #[inline(never)]
-    fn close_last_hole(&mut self) {
-        let (addr, spot, item) = self.last_hole.close();
-        let pages = &mut self.shard_mut(locate(addr).0).pages;
+    fn close_open_hole(&mut self) {
+        let (addr, bytes, spot, item) = self.last_hole.close();
+        let (number, offset) = locate(addr);
+        let pages = &mut self.shard_mut(number).pages;
+        debug_assert_eq!(pages.range_at(spot), Some((number, offset, bytes)), "the pages changed meanwhile");
         match item {
             Some(item) => {
                 if let Some(of_entry) = pages.item_at(spot) {
@@ -150,6 +153,11 @@ impl Space {
             }
             None => pages.remove_small_at(spot),
         }
+    }
+
+    /// For what is to come by [`close_hole`](Self::close_hole).
+    fn check_no_hole(&self) {
+        debug_assert!(self.last_hole.is_none(), "a page tells what was there before");
     }
 
     #[inline]
@@ -163,7 +171,7 @@ impl Space {
     }
 
     fn page(&self, number: u64) -> Option<&Page> {
-        debug_assert!(self.last_hole.is_none(), "its page tells what was there before");
+        self.check_no_hole();
         self.shard(number).pages.get(number)
     }
 
@@ -184,7 +192,7 @@ impl Space {
 
     /// Moves the one whose base is `addr` to another group.
     pub(crate) fn set_group(&mut self, addr: u64, group: u32) {
-        self.settle();
+        self.check_no_hole();
         let (number, offset) = locate(addr);
         if let Some(page) = self.shard_mut(number).pages.get_mut(number)
             && let Some(item) = page.item_mut(offset)
@@ -210,7 +218,7 @@ impl Space {
 
     /// All there are, in no order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Standing> {
-        debug_assert!(self.last_hole.is_none(), "its page tells what was there before");
+        self.check_no_hole();
         let pages = self.shards.iter().flat_map(|shard| shard.pages.iter());
         let inner = pages.flat_map(|(number, page)| {
             page.entries().iter().map(move |entry| entry_standing(number, &entry))
@@ -229,7 +237,7 @@ impl Space {
     /// Inserts a small device allocation, where neither a neighbour nor a spanning one is in the way; None, and nothing
     /// changed, where something may be. To be asked only while nothing overlaps.
     pub(crate) fn insert_small(&mut self, addr: u64, bytes: u32, item: Item, place: Where) -> Option<Flips> {
-        self.settle();
+        self.close_hole();
         if self.has_empty() && self.empty.contains_key(&addr) {
             return None;
         }
@@ -264,7 +272,7 @@ impl Space {
         if let Some(flips) = self.last_hole.fill(addr, bytes, item, place) {
             return Some(flips);
         }
-        self.settle();
+        self.close_hole();
         let (number, offset) = locate(addr);
         let nothing_spans = self.spanning.is_empty();
         let pages = &mut self.shard_mut(number).pages;
@@ -282,7 +290,7 @@ impl Space {
 
     /// Inserts, unless the base is taken; and the change of the page counts.
     pub(crate) fn insert(&mut self, new: Standing) -> (Inserted, PageCounts) {
-        self.settle();
+        self.check_no_hole();
         let none = PageCounts::default();
         let addr = new.addr;
         if let Some(&taken) = self.empty.get(&addr) {
@@ -344,20 +352,20 @@ impl Space {
     /// Removes the small device allocation that begins at `addr`, if there is one. To be asked only while
     /// nothing overlaps.
     pub(crate) fn remove_small(&mut self, addr: u64) -> Option<(Entry, Flips)> {
-        self.settle();
+        self.close_hole();
         let (number, offset) = locate(addr);
         self.shard_mut(number).pages.remove_if(number, offset, Entry::is_small)
     }
 
-    /// [`remove_small`](Self::remove_small) where that is [quickly done](Page::take_small_quickly); else nothing is done.
-    /// Answers whether the page is one of device memory no longer.
+    /// [`remove_small`](Self::remove_small) where that is [quickly done](Page::find_small_quickly); else nothing is done.
+    /// Answers whether its page stops being one of device memory.
     #[inline(always)]
     pub(crate) fn remove_small_quickly(&mut self, addr: u64) -> Option<(Entry, bool)> {
         let (number, offset) = locate(addr);
         if let Some((bytes, item, flips)) = self.last_hole.empty(addr) {
             return Some((Entry::new(offset, bytes, item), flips));
         }
-        self.settle();
+        self.close_hole();
         let pages = &mut self.shards[number as usize % SHARDS].pages;
         let (spot, gone, flips) = pages.find_small_quickly(number, offset)?;
         if !self.last_hole.open(addr, gone.bytes(), flips, spot) {
@@ -368,7 +376,7 @@ impl Space {
 
     /// Removes what [`find`](Self::find) found; and the change of the page counts.
     pub(crate) fn remove(&mut self, gone: &Standing) -> PageCounts {
-        self.settle();
+        self.check_no_hole();
         let none = PageCounts::default();
         if gone.item.is_overlapped() {
             self.overlapped -= 1;

@@ -26,7 +26,7 @@ enum State {
     Filled,
 }
 
-/// None, open, or filled.
+/// None, open, or filled. In fields of their own, since filling it and taking out what is in it then writes few of them.
 pub(crate) struct LastHole {
     state: State,
     /// How often more one may be opened in vain.
@@ -69,7 +69,8 @@ impl LastHole {
         self.state == State::None
     }
 
-    /// Fills it, if it is open and of that place and size: whether its page comes to be one of device memory.
+    /// Fills it, if it is open and of that place and size: whether what is in it is alone, so that its page comes to be one of
+    /// device memory.
     #[inline(always)]
     pub(crate) fn fill(&mut self, addr: u64, bytes: u32, item: Item, place: Where) -> Option<bool> {
         if self.addr != addr || self.bytes != bytes {
@@ -84,8 +85,8 @@ impl LastHole {
         Some(self.alone)
     }
 
-    /// Takes out what is in it, if that begins at `addr`: its bytes, the rest of it, and whether its page is one of device
-    /// memory no longer.
+    /// Takes out what is in it, if that begins at `addr`: its bytes, the rest of it, and whether it was alone, so that its page
+    /// stops being one of device memory.
     #[inline(always)]
     pub(crate) fn empty(&mut self, addr: u64) -> Option<(u32, Item, bool)> {
         if self.state != State::Filled || self.addr != addr {
@@ -95,11 +96,11 @@ impl LastHole {
         Some((self.bytes, self.item, self.alone))
     }
 
-    /// Makes an end of it: its address, where its entry is, and what is in it.
+    /// Makes an end of it: its address and bytes, where its entry is, and what is in it.
     #[inline(always)]
-    pub(crate) fn close(&mut self) -> (u64, Spot, Option<Item>) {
+    pub(crate) fn close(&mut self) -> (u64, u32, Spot, Option<Item>) {
         let was = std::mem::replace(&mut self.state, State::None);
         self.patience -= u8::from(was == State::Open);
-        (self.addr, self.spot, (was == State::Filled).then_some(self.item))
+        (self.addr, self.bytes, self.spot, (was == State::Filled).then_some(self.item))
     }
 }

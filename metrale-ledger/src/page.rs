@@ -173,7 +173,8 @@ impl Page {
     }
 
     /// The small device allocation that begins at `offset`, where that is [quickly found](Entries::find_quickly), and its slot;
-    /// and whether the page is one of device memory without it no longer. None where that is not all there is to say of it.
+    /// and whether it is alone, so that the page stops being one of device memory when it goes. None where it is, but an arena
+    /// or something large touches the page too.
     #[inline(always)]
     pub(crate) fn find_small_quickly(&self, offset: u32) -> Option<(usize, Entry, bool)> {
         let alone = self.small == 1;

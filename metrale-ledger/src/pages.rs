@@ -146,8 +146,8 @@ impl Pages {
     }
 
     /// The small device allocation that begins at `offset` of that page, where that is
-    /// [quickly found](Page::find_small_quickly): where it is, itself, and whether its page is one of device memory without it
-    /// no longer.
+    /// [quickly found](Page::find_small_quickly): where it is, itself, and whether its page stops being one of device memory
+    /// when it goes.
     #[inline(always)]
     pub(crate) fn find_small_quickly(&self, number: u64, offset: u32) -> Option<(Spot, Entry, bool)> {
         let place = self.find(number).ok()?;
@@ -164,6 +164,13 @@ impl Pages {
             let (number, slots) = (page.number(), page.entries().slots());
             self.note_untouched(number, slots);
         }
+    }
+
+    /// Page, offset and bytes of the entry of a spot.
+    pub(crate) fn range_at(&self, spot: Spot) -> Option<(u64, u32, u32)> {
+        let page = self.places.get(spot.place)?;
+        let entry = page.entries().at(spot.slot)?;
+        Some((page.number(), entry.offset(), entry.bytes()))
     }
 
     /// What is kept of the entry of a spot.

@@ -68,8 +68,8 @@ pub(crate) fn pairs(table: &mut Table) {
     for live in LIVE {
         let (ledger, least, records): (Ledger, Least, Mutex<Records>) =
             (filled(live, order), filled(live, order), filled(live, order));
-        for (threads, &pattern) in
-            THREADS.into_iter().flat_map(|n| Pattern::at(live, order).iter().map(move |p| (n, p)))
+        for (threads, pattern) in
+            THREADS.into_iter().flat_map(|n| Pattern::at(live, order).map(move |p| (n, p)))
         {
             let mut times: [Rounds; 3] = Default::default();
             for round in 0..Rounds::of(threads).0 {

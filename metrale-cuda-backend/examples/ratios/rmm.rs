@@ -35,7 +35,7 @@ pub(crate) fn pairs(table: &mut Table) {
             continue;
         }
         let rows: Vec<(u64, Pattern)> =
-            THREADS.into_iter().flat_map(|n| Pattern::at(live, order).iter().map(move |&p| (n, p))).collect();
+            THREADS.into_iter().flat_map(|n| Pattern::at(live, order).map(move |p| (n, p))).collect();
         let mut times = vec![(Vec::new(), Vec::new()); rows.len()];
         for _ in 0..TURNS {
             let said = match said(Command::new(&program).arg(live.to_string()).arg(order.word())) {

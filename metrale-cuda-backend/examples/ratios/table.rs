@@ -67,12 +67,12 @@ impl Table {
 
     /// A figure on its own.
     pub(crate) fn figure(&mut self, what: &str, ours: Figure, target: Target) {
-        self.row(what, ours, None, f64::NAN, target);
+        self.row(what, ours, None, target);
     }
 
     /// A figure beside another side's.
     pub(crate) fn ratio(&mut self, what: &str, ours: Figure, side: (&str, Figure), target: Target) {
-        self.row(what, ours, Some(side), ours.value() / side.1.value(), target);
+        self.turns(what, ours, side, ours.value() / side.1.value(), target);
     }
 
     /// A figure beside another side's, where many turns side by side tell their ratio better than the two do.
@@ -84,12 +84,14 @@ impl Table {
         ratio: f64,
         target: Target,
     ) {
-        self.row(what, ours, Some(side), ratio, target);
+        self.row(what, ours, Some((side.0, side.1, ratio)), target);
     }
 
+    /// The other side with its name, its figure, and the ratio to it.
     #[expect(clippy::print_stdout, reason = "a table is what it is for")]
-    fn row(&mut self, what: &str, ours: Figure, side: Option<(&str, Figure)>, ratio: f64, target: Target) {
-        let (name, beside) = side.map_or(("", f64::NAN), |(name, other)| (name, other.value()));
+    fn row(&mut self, what: &str, ours: Figure, side: Option<(&str, Figure, f64)>, target: Target) {
+        let (name, beside, ratio) =
+            side.map_or(("", f64::NAN, f64::NAN), |(name, other, ratio)| (name, other.value(), ratio));
         let (met, words) = match target {
             Target::Below(limit) => (ours.value() < limit.value(), format!("< {limit}")),
             Target::Ratio(most) => (ratio <= most, format!("<= {most:.*}", digits(most))),
@@ -103,8 +105,9 @@ impl Table {
         self.targets += u32::from(judged);
         self.missed += u32::from(!met);
         let verdict = if met { "" } else { "  MISSED" };
-        let other = side.map(|(_, other)| other.to_string()).unwrap_or_default();
-        let ratio = side.map(|_| format!("{ratio:.*}", digits(ratio))).unwrap_or_default();
+        let (other, ratio) = side
+            .map(|(_, other, ratio)| (other.to_string(), format!("{ratio:.*}", digits(ratio))))
+            .unwrap_or_default();
         println!("  {what:<56} {ours:>11} {other:>11} {ratio:>7}  {name:<25} {words}{verdict}");
     }
 

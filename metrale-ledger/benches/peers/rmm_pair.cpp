@@ -49,7 +49,7 @@ struct Nothing {
   friend void get_property(Nothing const&, cuda::mr::device_accessible) noexcept {}
 };
 
-enum class Pattern { Next, Place, Elsewhere, Again };
+enum class Pattern { Place, Next, Elsewhere, Again };
 
 std::uint64_t random_number(std::uint64_t i) {
   std::uint64_t z = (i + 1) * 0x9e37'79b9'7f4a'7c15;
@@ -72,9 +72,9 @@ class Side {
     auto const work = [&](std::uint64_t t) {
       auto const begin = std::chrono::steady_clock::now();
       for (std::uint64_t i = round * pairs; i < (round + 1) * pairs; ++i) {
-        std::uint64_t const turn = pattern == Pattern::Place  ? 0
-                                   : pattern == Pattern::Next ? i % turns
-                                                              : random_number(i * threads + t) % turns;
+        std::uint64_t turn = 0;
+        if (pattern == Pattern::Next) turn = i % turns;
+        if (pattern == Pattern::Elsewhere || pattern == Pattern::Again) turn = random_number(i * threads + t) % turns;
         std::uint64_t const at = address(first + turn * threads + t);
         if (pattern == Pattern::Again) {
           forget(at);
@@ -134,8 +134,8 @@ int main(int argc, char** argv) {
   }
   Side side{live, scattered};
   for (std::uint64_t threads : {1, 8}) {
-    for (auto [pattern, name] :
-         {std::pair{Pattern::Next, "next"}, {Pattern::Place, "place"}, {Pattern::Elsewhere, "elsewhere"}, {Pattern::Again, "again"}}) {
+    for (auto [pattern, name] : {std::pair{Pattern::Place, "place"}, {Pattern::Next, "next"},
+                                 {Pattern::Elsewhere, "elsewhere"}, {Pattern::Again, "again"}}) {
       if ((pattern == Pattern::Again && live == 0) || (pattern == Pattern::Next && scattered)) continue;
       int const rounds = threads == 1 ? 201 : 3;
       std::uint64_t const pairs = threads == 1 ? 5'000 : 100'000 / threads;

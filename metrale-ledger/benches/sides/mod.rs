@@ -87,7 +87,8 @@ pub(crate) struct Records {
     peak_bytes: usize,
 }
 
-/// A side of the comparison: one record and forget.
+/// A side of the comparison: one record and forget. What it answers is looked at where it was written: moving it right away
+/// would wait for its parts to be in the cache.
 pub(crate) trait Pair: Sync {
     /// Puts an allocation down.
     fn record(&self, addr: u64);
@@ -101,18 +102,17 @@ impl Pair for Ledger {
     }
 
     fn forget(&self, addr: u64) {
-        // Where it was written: a record that is moved right away waits for its parts to be in the cache.
         black_box(&Ledger::forget(self, addr));
     }
 }
 
 impl Pair for Least {
     fn record(&self, addr: u64) {
-        black_box(self.lock().insert(addr, (BYTES, Location::caller())));
+        black_box(&self.lock().insert(addr, (BYTES, Location::caller())));
     }
 
     fn forget(&self, addr: u64) {
-        black_box(self.lock().remove(&addr));
+        black_box(&self.lock().remove(&addr));
     }
 }
 
@@ -131,15 +131,14 @@ impl Pair for Mutex<Records> {
         records.next_index += 1;
         records.live_bytes += record.bytes;
         records.peak_bytes = records.peak_bytes.max(records.live_bytes);
-        black_box(records.live.insert(addr, record));
+        black_box(&records.live.insert(addr, record));
     }
 
     fn forget(&self, addr: u64) {
         let mut records = self.lock();
         if let Some(record) = records.live.remove(&addr) {
             records.live_bytes -= record.bytes;
-            black_box((record.bytes, record.site, record.kind, record.scope, record.tag));
-            black_box((record.index, record.free_refused));
+            black_box(&record);
         }
     }
 }
@@ -179,12 +178,15 @@ pub(crate) enum Pattern {
 }
 
 impl Pattern {
-    /// Those that there are where so many are live, put down in that order: behind scattered ones lies nothing of its own.
-    pub(crate) fn at(live: u64, order: Order) -> &'static [Self] {
-        const ALL: [Pattern; 4] = [Pattern::Next, Pattern::Place, Pattern::Elsewhere, Pattern::Again];
-        let from = if order == Order::Scattered { 1 } else { 0 };
-        let to = if live == 0 { 3 } else { 4 };
-        &ALL[from..to]
+    /// Those that there are where so many are live, put down in that order.
+    pub(crate) fn at(live: u64, order: Order) -> impl Iterator<Item = Self> {
+        let is_there = move |pattern: &Self| match pattern {
+            // The next of scattered addresses is as good as random.
+            Self::Next => order == Order::Ascending,
+            Self::Again => live > 0,
+            Self::Place | Self::Elsewhere => true,
+        };
+        [Self::Place, Self::Next, Self::Elsewhere, Self::Again].into_iter().filter(is_there)
     }
 
     /// As a program on the other side tells it.

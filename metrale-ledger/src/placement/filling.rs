@@ -35,7 +35,7 @@ impl Filling {
     pub(crate) fn add(&mut self, reserved: u64, count: u64) -> Result<(), PlacementError> {
         let chunk = self.rule.chunk_bytes;
         if reserved >= chunk {
-            return self.take(reserved, count);
+            return self.take(reserved, count, reserved);
         }
         let mut left = count;
         while left > 0
@@ -45,7 +45,7 @@ impl Filling {
             left = self.fill(size, holes, reserved, left);
         }
         let chunks = left.div_ceil(chunk / reserved);
-        self.take(chunk, chunks)?;
+        self.take(chunk, chunks, reserved)?;
         self.fill(chunk, chunks, reserved, left);
         Ok(())
     }
@@ -70,9 +70,10 @@ impl Filling {
         }
     }
 
-    fn take(&mut self, bytes: u64, times: u64) -> Result<(), PlacementError> {
-        let all = bytes.checked_mul(times).and_then(|more| self.resident_bytes.checked_add(more));
-        self.resident_bytes = all.ok_or(PlacementError::TooLarge { bytes })?;
+    /// Takes runs of so many bytes from the device, for allocations of that size.
+    fn take(&mut self, run: u64, runs: u64, reserved: u64) -> Result<(), PlacementError> {
+        let all = run.checked_mul(runs).and_then(|more| self.resident_bytes.checked_add(more));
+        self.resident_bytes = all.ok_or(PlacementError::TooLarge { bytes: reserved })?;
         Ok(())
     }
 }

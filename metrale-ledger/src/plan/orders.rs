@@ -120,7 +120,7 @@ impl fmt::Display for Orders {
 impl Plan {
     /// What the allocations that are live at the resident peak would take in another order, in a device with nothing else in
     /// it. Where something was freed [before the peak](super::Peak::frees_before), they may take less in any order, their own
-    /// too: they then fill the holes that those frees left. Costs a look at each of them.
+    /// too: they then fill the holes that those frees left. Costs a look at every allocation and hole.
     ///
     /// # Errors
     /// As [`Orders::of`]; not for what this plan has placed, unless another order takes more than 64 bits can count.

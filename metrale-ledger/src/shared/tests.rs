@@ -14,7 +14,15 @@ const PAGE: u64 = crate::SMALL_ALLOC_CHUNK;
 impl Shared {
     /// Deals out as if threads had met often.
     fn deal_out_now(&self) {
-        self.deal_out(&mut self.whole());
+        // Not by way of the whole, which closes the last hole.
+        let core = self.core.lock();
+        let mut core = if core.dealt {
+            drop(core);
+            self.call_back()
+        } else {
+            core
+        };
+        self.deal_out(&mut core);
     }
 
     fn is_dealt(&self) -> bool {
