@@ -377,11 +377,16 @@ impl Entries {
         }
     }
 
-    /// Puts in an entry that has bytes, if it is quickly seen that it shares none, and there is a slot for it; else nothing is
-    /// done. Calls nothing.
+    /// Whether it is quickly seen that an entry of these bytes shares none, and there is a slot for it. Calls nothing.
+    #[inline(always)]
+    pub(crate) fn has_room(&self, offset: u32, end: u32) -> bool {
+        !is_full(self.count, self.slots.len()) && self.seems_clear(offset, end)
+    }
+
+    /// Puts in an entry that has bytes, if it is [quickly seen](Self::has_room) that there is room; else nothing is done.
     #[inline(always)]
     pub(crate) fn put_quickly(&mut self, entry: Entry) -> bool {
-        if is_full(self.count, self.slots.len()) || !self.seems_clear(entry.offset(), entry.end()) {
+        if !self.has_room(entry.offset(), entry.end()) {
             return false;
         }
         if let Some(sheet) = &mut self.sheet {
@@ -483,46 +488,25 @@ impl Entries {
         old.into_iter().filter(|slot| !slot.is_free()).for_each(|entry| self.put_in_slot(entry));
     }
 
-    /// The entry that begins at `offset`, where entries are not kept in order, and its slot. Calls nothing.
+    /// [`take_if`](Self::take_if) where entries are not kept in order; else nothing is done. Calls nothing.
     #[inline(always)]
-    pub(crate) fn find_quickly(&self, offset: u32) -> Option<(usize, Entry)> {
+    pub(crate) fn take_quickly(&mut self, offset: u32, may_go: impl FnOnce(&Entry) -> bool) -> Option<Entry> {
         let at = self.slot(offset)?;
-        Some((at, self.at(at)?))
-    }
-
-    /// The entry of a slot.
-    #[inline(always)]
-    pub(crate) fn at(&self, slot: usize) -> Option<Entry> {
-        self.slots.get(slot).copied()
-    }
-
-    /// Takes out the entry of a slot.
-    #[inline(always)]
-    pub(crate) fn take_at(&mut self, slot: usize) {
-        let Some(slot) = self.slots.get_mut(slot) else { return };
-        let gone = *slot;
-        slot.range = Entry::FREE.range;
-        if let Some(sheet) = &mut self.sheet {
-            sheet.unmark(gone.offset(), gone.end() - 1);
+        let gone = *self.slots.get(at)?;
+        if !may_go(&gone) {
+            return None;
         }
+        if let Some(sheet) = &mut self.sheet {
+            sheet.unmark(offset, gone.end() - 1);
+        }
+        self.slots[at].range = Entry::FREE.range;
         self.count -= 1;
-    }
-
-    /// What is kept of the entry of a slot.
-    #[inline(always)]
-    pub(crate) fn item_at(&mut self, slot: usize) -> Option<&mut Item> {
-        self.slots.get_mut(slot).map(|slot| &mut slot.item)
+        Some(gone)
     }
 
     /// Takes out the entry that begins at `offset`, if it may go.
     pub(crate) fn take_if(&mut self, offset: u32, may_go: impl Fn(&Entry) -> bool) -> Option<Entry> {
-        match self.find_quickly(offset) {
-            Some((at, entry)) => may_go(&entry).then(|| {
-                self.take_at(at);
-                entry
-            }),
-            None => self.take_fine(offset, &may_go),
-        }
+        self.take_quickly(offset, &may_go).or_else(|| self.take_fine(offset, &may_go))
     }
 
     fn take_fine(&mut self, offset: u32, may_go: &impl Fn(&Entry) -> bool) -> Option<Entry> {

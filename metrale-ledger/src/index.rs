@@ -5,7 +5,7 @@
 //!  Space ── shards:   page number mod shards ─> Pages ─> Page ─> Entries
 //!        ├─ spanning: base ─> last byte                    (what crosses pages, or the end of all)
 //!        ├─ empty:    base                                 (what has no bytes)
-//!        └─ last hole                                      (the place that the last free left, and what is there since)
+//!        └─ latest:   the latest record                    (beside its page, as long as nothing else happens)
 //! ```
 //! What lies in one page needs that page alone, so the shards can be dealt out to threads. What crosses pages is counted in
 //! its first and last page; the pages between are its own as long as nothing overlaps. An overlap is a caller's mistake,
@@ -15,7 +15,7 @@
 use std::collections::BTreeMap;
 
 use crate::entries::{Entry, Item};
-use crate::last_hole::LastHole;
+use crate::latest::Latest;
 use crate::page::{Flips, PAGE_SHIFT, Page, PageCounts, Touch, Where};
 use crate::shard::{SHARDS, Shard};
 use crate::{AllocKind, SMALL_ALLOC_CHUNK};
@@ -97,7 +97,7 @@ pub(crate) struct Space {
     longest: u64,
     /// Counts the spanning allocations ever inserted, from 1.
     pub(crate) spanning_state: u64,
-    last_hole: LastHole,
+    latest: Latest,
 }
 
 #[inline]
@@ -126,38 +126,35 @@ impl Space {
             overlapped: 0,
             longest: 0,
             spanning_state: 1,
-            last_hole: LastHole::NONE,
+            latest: Latest::NONE,
         }
     }
 
-    /// Has the page of the last hole tell what is there now: before anything is asked, or done in another way than the quick
-    /// ones, and before the shards go.
+    /// Puts what is kept beside its page there: before anything is asked, or done in another way than the quick ones, and
+    /// before the shards go.
     #[inline(always)]
-    pub(crate) fn close_hole(&mut self) {
-        if !self.last_hole.is_none() {
-            self.close_open_hole();
+    pub(crate) fn settle(&mut self) {
+        if let Some((addr, bytes, item)) = self.latest.close() {
+            self.put_latest(addr, bytes, item);
         }
     }
 
+    /// Whoever kept it counted what it flips.
     #[inline(never)]
-    fn close_open_hole(&mut self) {
-        let (addr, bytes, spot, item) = self.last_hole.close();
+    fn put_latest(&mut self, addr: u64, bytes: u32, item: Item) {
         let (number, offset) = locate(addr);
         let pages = &mut self.shard_mut(number).pages;
-        debug_assert_eq!(pages.range_at(spot), Some((number, offset, bytes)), "the pages changed meanwhile");
-        match item {
-            Some(item) => {
-                if let Some(of_entry) = pages.item_at(spot) {
-                    *of_entry = item;
-                }
-            }
-            None => pages.remove_small_at(spot),
+        let page = pages.open(number);
+        let first = page.is_untouched();
+        page.put(Entry::new(offset, bytes, item));
+        if first {
+            pages.note_touched();
         }
     }
 
-    /// For what is to come by [`close_hole`](Self::close_hole).
-    fn check_no_hole(&self) {
-        debug_assert!(self.last_hole.is_none(), "a page tells what was there before");
+    /// For what is to come by [`settle`](Self::settle).
+    fn check_settled(&self) {
+        debug_assert!(self.latest.is_none(), "a record is not in its page");
     }
 
     #[inline]
@@ -171,7 +168,7 @@ impl Space {
     }
 
     fn page(&self, number: u64) -> Option<&Page> {
-        self.check_no_hole();
+        self.check_settled();
         self.shard(number).pages.get(number)
     }
 
@@ -192,7 +189,7 @@ impl Space {
 
     /// Moves the one whose base is `addr` to another group.
     pub(crate) fn set_group(&mut self, addr: u64, group: u32) {
-        self.check_no_hole();
+        self.check_settled();
         let (number, offset) = locate(addr);
         if let Some(page) = self.shard_mut(number).pages.get_mut(number)
             && let Some(item) = page.item_mut(offset)
@@ -218,7 +215,7 @@ impl Space {
 
     /// All there are, in no order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Standing> {
-        self.check_no_hole();
+        self.check_settled();
         let pages = self.shards.iter().flat_map(|shard| shard.pages.iter());
         let inner = pages.flat_map(|(number, page)| {
             page.entries().iter().map(move |entry| entry_standing(number, &entry))
@@ -237,7 +234,7 @@ impl Space {
     /// Inserts a small device allocation, where neither a neighbour nor a spanning one is in the way; None, and nothing
     /// changed, where something may be. To be asked only while nothing overlaps.
     pub(crate) fn insert_small(&mut self, addr: u64, bytes: u32, item: Item, place: Where) -> Option<Flips> {
-        self.close_hole();
+        self.settle();
         if self.has_empty() && self.empty.contains_key(&addr) {
             return None;
         }
@@ -269,28 +266,34 @@ impl Space {
         if self.has_empty() {
             return None;
         }
-        if let Some(flips) = self.last_hole.fill(addr, bytes, item, place) {
-            return Some(flips);
+        if let Some(alone) = self.latest.hold_again(addr, bytes, item, place) {
+            return Some(alone);
         }
-        self.close_hole();
+        self.settle();
         let (number, offset) = locate(addr);
         let nothing_spans = self.spanning.is_empty();
-        let pages = &mut self.shard_mut(number).pages;
+        let pages = &mut self.shards[number as usize % SHARDS].pages;
         let page = pages.get_mut(number)?;
         if !page.is_clear(nothing_spans) || !page.suits(place) {
             return None;
         }
+        if self.latest.pays() {
+            let alone = page.would_be_alone(offset, bytes)?;
+            self.latest.hold(addr, bytes, item, alone);
+            return Some(alone);
+        }
         let first = page.is_untouched();
-        let flips = page.put_small_quickly(Entry::new(offset, bytes, item))?;
+        let alone = page.put_small_quickly(Entry::new(offset, bytes, item))?;
         if first {
             pages.note_touched();
         }
-        Some(flips)
+        self.latest.pass(addr);
+        Some(alone)
     }
 
     /// Inserts, unless the base is taken; and the change of the page counts.
     pub(crate) fn insert(&mut self, new: Standing) -> (Inserted, PageCounts) {
-        self.check_no_hole();
+        self.check_settled();
         let none = PageCounts::default();
         let addr = new.addr;
         if let Some(&taken) = self.empty.get(&addr) {
@@ -352,31 +355,28 @@ impl Space {
     /// Removes the small device allocation that begins at `addr`, if there is one. To be asked only while
     /// nothing overlaps.
     pub(crate) fn remove_small(&mut self, addr: u64) -> Option<(Entry, Flips)> {
-        self.close_hole();
+        self.settle();
         let (number, offset) = locate(addr);
         self.shard_mut(number).pages.remove_if(number, offset, Entry::is_small)
     }
 
-    /// [`remove_small`](Self::remove_small) where that is [quickly done](Page::find_small_quickly); else nothing is done.
+    /// [`remove_small`](Self::remove_small) where that is [quickly done](Page::take_small_quickly); else nothing is done.
     /// Answers whether its page stops being one of device memory.
     #[inline(always)]
     pub(crate) fn remove_small_quickly(&mut self, addr: u64) -> Option<(Entry, bool)> {
         let (number, offset) = locate(addr);
-        if let Some((bytes, item, flips)) = self.last_hole.empty(addr) {
-            return Some((Entry::new(offset, bytes, item), flips));
+        if let Some((bytes, item, alone)) = self.latest.free(addr) {
+            return Some((Entry::new(offset, bytes, item), alone));
         }
-        self.close_hole();
-        let pages = &mut self.shards[number as usize % SHARDS].pages;
-        let (spot, gone, flips) = pages.find_small_quickly(number, offset)?;
-        if !self.last_hole.open(addr, gone.bytes(), flips, spot) {
-            pages.remove_small_at(spot);
-        }
-        Some((gone, flips))
+        self.settle();
+        let (gone, alone) = self.shard_mut(number).pages.remove_small_quickly(number, offset)?;
+        self.latest.gone(addr, gone.bytes(), alone);
+        Some((gone, alone))
     }
 
     /// Removes what [`find`](Self::find) found; and the change of the page counts.
     pub(crate) fn remove(&mut self, gone: &Standing) -> PageCounts {
-        self.check_no_hole();
+        self.check_settled();
         let none = PageCounts::default();
         if gone.item.is_overlapped() {
             self.overlapped -= 1;

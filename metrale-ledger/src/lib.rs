@@ -79,7 +79,7 @@ mod event;
 mod group;
 mod index;
 mod label;
-mod last_hole;
+mod latest;
 mod ledger;
 mod meter;
 mod misuse;

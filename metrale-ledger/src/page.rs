@@ -154,16 +154,25 @@ impl Page {
         self.entries.put_clean(entry).then(|| self.touch(Touch::Device { small: true }, true))
     }
 
+    /// Whether a small device allocation there would be alone, so that the page comes to be one of device memory with it. None
+    /// where there is not [quickly seen](Entries::has_room) to be room, or an arena or something large touches the page too.
+    #[inline(always)]
+    pub(crate) fn would_be_alone(&self, offset: u32, bytes: u32) -> Option<bool> {
+        let alone = self.small == 0;
+        let may_be = !alone || self.large | self.arena == 0;
+        (may_be && self.entries.has_room(offset, offset + bytes)).then_some(alone)
+    }
+
     /// [`put_small`](Self::put_small) where that is [quickly done](Entries::put_quickly); else nothing is done. The change is
     /// told as whether this makes the page one of device memory.
     #[inline(always)]
     pub(crate) fn put_small_quickly(&mut self, entry: Entry) -> Option<bool> {
-        let flips = self.small == 0;
-        if flips && self.large | self.arena != 0 || !self.entries.put_quickly(entry) {
+        let alone = self.small == 0;
+        if alone && self.large | self.arena != 0 || !self.entries.put_quickly(entry) {
             return None;
         }
         self.small += 1;
-        Some(flips)
+        Some(alone)
     }
 
     /// Takes out the entry that begins at `offset`, if it may go; and the change of the counts of pages.
@@ -172,30 +181,17 @@ impl Page {
         Some((gone, self.touch(gone.touch(), false)))
     }
 
-    /// The small device allocation that begins at `offset`, where that is [quickly found](Entries::find_quickly), and its slot;
-    /// and whether it is alone, so that the page stops being one of device memory when it goes. None where it is, but an arena
-    /// or something large touches the page too.
+    /// Takes out the small device allocation that begins at `offset`, where that is [quickly done](Entries::take_quickly);
+    /// else nothing is done. The change is told as whether the page stops being one of device memory.
     #[inline(always)]
-    pub(crate) fn find_small_quickly(&self, offset: u32) -> Option<(usize, Entry, bool)> {
+    pub(crate) fn take_small_quickly(&mut self, offset: u32) -> Option<(Entry, bool)> {
         let alone = self.small == 1;
         if alone && self.large | self.arena != 0 {
             return None;
         }
-        let (at, entry) = self.entries.find_quickly(offset)?;
-        entry.is_small().then_some((at, entry, alone))
-    }
-
-    /// Takes out the small device allocation of a slot.
-    #[inline(always)]
-    pub(crate) fn take_small_at(&mut self, slot: usize) {
-        self.entries.take_at(slot);
+        let gone = self.entries.take_quickly(offset, Entry::is_small)?;
         self.small -= 1;
-    }
-
-    /// What is kept of the entry of a slot.
-    #[inline(always)]
-    pub(crate) fn item_at(&mut self, slot: usize) -> Option<&mut Item> {
-        self.entries.item_at(slot)
+        Some((gone, alone))
     }
 
     /// Adds or removes one touch; the change of the counts of pages.

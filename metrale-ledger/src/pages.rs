@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The pages of a shard.
 
-use crate::entries::{Entries, Entry, Item};
+use crate::entries::{Entries, Entry};
 use crate::mixer::home;
 use crate::page::{Flips, Page, Where};
 use crate::shard::SHARDS;
@@ -15,18 +15,6 @@ const KEPT_SLOTS: usize = KEPT * 512;
 
 /// No page has it: page numbers are addresses shifted down.
 const NO_PAGE: u64 = u64::MAX;
-
-/// Where an entry is: its page's place, and its slot there. True until anything else is done to the pages.
-#[derive(Clone, Copy)]
-pub(crate) struct Spot {
-    place: usize,
-    slot: usize,
-}
-
-impl Spot {
-    /// Where none is.
-    pub(crate) const NONE: Self = Self { place: usize::MAX, slot: usize::MAX };
-}
 
 /// A place without a page.
 fn no_page() -> Page {
@@ -145,38 +133,18 @@ impl Pages {
         Some(gone)
     }
 
-    /// The small device allocation that begins at `offset` of that page, where that is
-    /// [quickly found](Page::find_small_quickly): where it is, itself, and whether its page stops being one of device memory
-    /// when it goes.
+    /// Removes the small device allocation that begins at `offset` of that page, where that is
+    /// [quickly done](Page::take_small_quickly); else nothing is done. Answers whether the page stops being one of device
+    /// memory.
     #[inline(always)]
-    pub(crate) fn find_small_quickly(&self, number: u64, offset: u32) -> Option<(Spot, Entry, bool)> {
-        let place = self.find(number).ok()?;
-        let (slot, entry, alone) = self.places.get(place)?.find_small_quickly(offset)?;
-        Some((Spot { place, slot }, entry, alone))
-    }
-
-    /// Removes the small device allocation of a spot.
-    #[inline(always)]
-    pub(crate) fn remove_small_at(&mut self, spot: Spot) {
-        let Some(page) = self.places.get_mut(spot.place) else { return };
-        page.take_small_at(spot.slot);
-        if page.is_untouched() {
-            let (number, slots) = (page.number(), page.entries().slots());
+    pub(crate) fn remove_small_quickly(&mut self, number: u64, offset: u32) -> Option<(Entry, bool)> {
+        let page = self.get_mut(number)?;
+        let (gone, alone) = page.take_small_quickly(offset)?;
+        if alone && page.is_untouched() {
+            let slots = page.entries().slots();
             self.note_untouched(number, slots);
         }
-    }
-
-    /// Page, offset and bytes of the entry of a spot.
-    pub(crate) fn range_at(&self, spot: Spot) -> Option<(u64, u32, u32)> {
-        let page = self.places.get(spot.place)?;
-        let entry = page.entries().at(spot.slot)?;
-        Some((page.number(), entry.offset(), entry.bytes()))
-    }
-
-    /// What is kept of the entry of a spot.
-    #[inline(always)]
-    pub(crate) fn item_at(&mut self, spot: Spot) -> Option<&mut Item> {
-        self.places.get_mut(spot.place)?.item_at(spot.slot)
+        Some((gone, alone))
     }
 
     /// To be called when the first touch of a page is made.

@@ -118,7 +118,7 @@ impl Shared {
     fn whole(&self) -> MutexGuard<'_, Core> {
         let mut core = self.core.lock();
         if !core.dealt {
-            core.book.device.close_hole();
+            core.book.device.settle();
             return core;
         }
         drop(core);
@@ -131,7 +131,7 @@ impl Shared {
         let _turn = self.turn.lock();
         let mut core = self.core.lock();
         if !core.dealt {
-            core.book.device.close_hole();
+            core.book.device.settle();
             return core;
         }
         // A thread in a shard may be waiting for the book, so the shards come first.
@@ -166,7 +166,7 @@ impl Shared {
         if !core.book.may_be_dealt() {
             return;
         }
-        core.book.device.close_hole();
+        core.book.device.settle();
         core.book.phase += 1;
         let (phase, spanning_state) = (core.book.phase, core.book.device.spanning_state);
         for (place, shard) in self.shards.iter().zip(&mut core.book.device.shards) {

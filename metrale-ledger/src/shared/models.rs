@@ -14,7 +14,7 @@ const PAGE: u64 = crate::SMALL_ALLOC_CHUNK;
 
 impl Shared {
     fn deal_out_now(&self) {
-        // Not by way of the whole, which closes the last hole.
+        // Not by way of the whole, which has the latest record in its page.
         let core = self.core.lock();
         let mut core = if core.dealt {
             drop(core);
@@ -100,12 +100,12 @@ fn dealing_out_while_others_record() {
 }
 
 /// A report in the middle is one moment: sums and groups agree.
-/// A ledger on which the next free of this address leaves a hole open.
-fn about_to_open_a_hole(addr: u64) -> Arc<Shared> {
+/// A ledger that keeps what is recorded at this address beside its page, as the latest of two records.
+fn holding_the_latest(addr: u64) -> Arc<Shared> {
     let ledger = Arc::new(Shared::new(1));
     record(&ledger, PAGE, 100);
     record(&ledger, addr, 10);
-    // The first free leaves the peak; the next is remembered, and what comes back after it tells that holes pay.
+    // The first free leaves the peak, the second tells that it pays.
     for _ in 0..2 {
         forget(&ledger, addr);
         record(&ledger, addr, 10);
@@ -114,39 +114,39 @@ fn about_to_open_a_hole(addr: u64) -> Arc<Shared> {
 }
 
 #[test]
-fn dealing_out_while_a_hole_is_open() {
+fn dealing_out_while_the_latest_is_held() {
     const ADDR: u64 = PAGE + 4096;
     model(3, || {
-        let ledger = about_to_open_a_hole(ADDR);
-        forget(&ledger, ADDR);
+        let ledger = holding_the_latest(ADDR);
         let other = Arc::clone(&ledger);
-        // Fills the hole, or finds the shards dealt out.
-        let thread = thread::spawn(move || record(&other, ADDR, 10));
+        // Before the shards are dealt out, or then.
+        let thread = thread::spawn(move || forget(&other, ADDR));
         ledger.deal_out_now();
         record(&ledger, 2 * PAGE, 1);
         thread.join().unwrap();
-        assert_eq!((ledger.read(Total::LiveBytes), ledger.read(Total::LiveCount)), (111, 3));
+        assert_eq!((ledger.read(Total::LiveBytes), ledger.read(Total::LiveCount)), (101, 2));
         let live = ledger.live_where(|_| true);
-        assert_eq!(live.iter().map(|live| live.record.bytes).sum::<usize>(), 111);
+        assert_eq!(live.iter().map(|live| live.record.bytes).sum::<usize>(), 101);
     });
 }
 
 #[test]
-fn calling_back_while_a_hole_opens() {
+fn calling_back_while_the_latest_comes_to_be_held() {
     const ADDR: u64 = PAGE + 4096;
     model(3, || {
-        let ledger = about_to_open_a_hole(ADDR);
+        let ledger = holding_the_latest(ADDR);
+        forget(&ledger, ADDR);
         ledger.deal_out_now();
         let other = Arc::clone(&ledger);
         let thread = thread::spawn(move || {
             other.snapshot(false);
-            forget(&other, ADDR);
+            record(&other, ADDR, 10);
         });
         let (live, counted) = ledger.ask(|book| (book.live_where(|_| true).len(), book.meter.count_of_own()));
         assert_eq!(live, counted);
         thread.join().unwrap();
-        assert_eq!(ledger.live_where(|_| true).len(), 1);
-        assert_eq!(ledger.read(Total::LiveBytes), 100);
+        assert_eq!(ledger.live_where(|_| true).len(), 2);
+        assert_eq!(ledger.read(Total::LiveBytes), 110);
     });
 }
 

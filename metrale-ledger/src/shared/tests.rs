@@ -14,7 +14,7 @@ const PAGE: u64 = crate::SMALL_ALLOC_CHUNK;
 impl Shared {
     /// Deals out as if threads had met often.
     fn deal_out_now(&self) {
-        // Not by way of the whole, which closes the last hole.
+        // Not by way of the whole, which has the latest record in its page.
         let core = self.core.lock();
         let mut core = if core.dealt {
             drop(core);
@@ -179,6 +179,23 @@ fn asking_for_a_held_page_makes_none() {
     }
     assert!(ledger.is_dealt());
     assert_eq!(pages(&ledger, |_| true), 0);
+}
+
+/// The latest record, alone in its page, goes there late: the page counts as touched from then on, and so is kept when it is
+/// free again, however often.
+#[test]
+fn a_page_is_kept_however_late_its_record_goes_there() {
+    let ledger = Shared::new(1);
+    let record = |addr, bytes| ledger.record(addr, bytes, site(0), AllocKind::Device, None);
+    // So that what follows makes no peak.
+    record(8 * PAGE, 1000);
+    forget(&ledger, 8 * PAGE);
+    for _ in 0..500 {
+        record(PAGE, 100);
+        assert_eq!(ledger.ask(|book| book.live_where(|_| true).len()), 1);
+        forget(&ledger, PAGE).unwrap();
+    }
+    assert_eq!(pages(&ledger, |page| page.number() == 1 && page.is_untouched()), 1);
 }
 
 /// Pages that held thousands of allocations, one page after the other, do not all keep the memory that they needed.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is recorded where the last free was takes a way of its own, until anything else happens or is asked. So whoever asks
-//! after every operation must see what one who never does sees.
+//! The latest record takes a way of its own, until anything else happens or is asked. So whoever asks after every operation must
+//! see what one who never does sees.
 
 use std::panic::Location;
 
