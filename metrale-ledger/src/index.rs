@@ -135,21 +135,23 @@ impl Space {
     #[inline(always)]
     pub(crate) fn settle(&mut self) {
         if let Some((addr, bytes, item)) = self.latest.close() {
-            self.put_latest(addr, bytes, item);
+            // Whoever kept it counted what it flips.
+            self.put(addr, bytes, item);
         }
     }
 
-    /// Whoever kept it counted what it flips.
+    /// Puts one that lies whole in a page there; and the change of the counts of pages.
     #[inline(never)]
-    fn put_latest(&mut self, addr: u64, bytes: u32, item: Item) {
+    fn put(&mut self, addr: u64, bytes: u32, item: Item) -> Flips {
         let (number, offset) = locate(addr);
         let pages = &mut self.shard_mut(number).pages;
         let page = pages.open(number);
         let first = page.is_untouched();
-        page.put(Entry::new(offset, bytes, item));
+        let flips = page.put(Entry::new(offset, bytes, item));
         if first {
             pages.note_touched();
         }
+        flips
     }
 
     /// For what is to come by [`settle`](Self::settle).
@@ -318,15 +320,8 @@ impl Space {
         let (first_page, last_page) = extent.pages();
         let mut counts = none;
         if first_page == last_page && extent.last - extent.first == new.bytes as u64 - 1 {
-            // Within one page, so both numbers are below 2^22.
-            let entry = Entry::new(locate(addr).1, new.bytes as u32, item);
-            let pages = &mut self.shard_mut(first_page).pages;
-            let page = pages.open(first_page);
-            let first = page.is_untouched();
-            counts.add(page.put(entry).into());
-            if first {
-                pages.note_touched();
-            }
+            // Within one page, so its bytes are below 2^22.
+            counts.add(self.put(addr, new.bytes as u32, item).into());
         } else {
             self.longest = self.longest.max(extent.last - extent.first);
             self.spanning_state += 1;
