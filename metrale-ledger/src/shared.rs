@@ -693,6 +693,22 @@ impl Shared {
     }
 }
 
+#[cfg(test)]
+impl Shared {
+    /// Deals out as if threads had met often.
+    fn deal_out_now(&self) {
+        // Not by way of the whole, which has the latest record in its page.
+        let core = self.core.lock();
+        let mut core = if core.dealt {
+            drop(core);
+            self.call_back()
+        } else {
+            core
+        };
+        self.deal_out(&mut core);
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests;
 

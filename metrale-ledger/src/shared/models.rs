@@ -12,20 +12,6 @@ use super::*;
 
 const PAGE: u64 = crate::SMALL_ALLOC_CHUNK;
 
-impl Shared {
-    fn deal_out_now(&self) {
-        // Not by way of the whole, which has the latest record in its page.
-        let core = self.core.lock();
-        let mut core = if core.dealt {
-            drop(core);
-            self.call_back()
-        } else {
-            core
-        };
-        self.deal_out(&mut core);
-    }
-}
-
 /// Bounded, so that all models together take well under a minute: this many times a thread is stopped where it need not be.
 fn model(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();

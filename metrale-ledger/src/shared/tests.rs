@@ -12,19 +12,6 @@ use crate::page::{Flips, Page};
 const PAGE: u64 = crate::SMALL_ALLOC_CHUNK;
 
 impl Shared {
-    /// Deals out as if threads had met often.
-    fn deal_out_now(&self) {
-        // Not by way of the whole, which has the latest record in its page.
-        let core = self.core.lock();
-        let mut core = if core.dealt {
-            drop(core);
-            self.call_back()
-        } else {
-            core
-        };
-        self.deal_out(&mut core);
-    }
-
     fn is_dealt(&self) -> bool {
         self.dealt.load(SeqCst)
     }
