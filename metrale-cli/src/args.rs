@@ -69,11 +69,11 @@ pub struct LoadArgs {
     pub json: bool,
 
     /// How many call sites, files and scopes the report lists at most.
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 10, allow_negative_numbers = true)]
     pub top: usize,
 
     /// The smallest call site, in MiB, that the report lists by itself.
-    #[arg(long, value_name = "MIB", default_value_t = 0)]
+    #[arg(long, value_name = "MIB", default_value_t = 0, allow_negative_numbers = true)]
     pub min_mb: usize,
 
     /// Put all tensors into one arena instead of an allocation each: as close as the driver's granularity lets them.
@@ -81,7 +81,7 @@ pub struct LoadArgs {
     pub arena: bool,
 
     /// Copy N tensors back, spread over the model, and compare them with the file.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     pub verify: usize,
 
     /// Write the ledger's snapshot with everything loaded, for report and diff.
@@ -89,7 +89,7 @@ pub struct LoadArgs {
     pub snapshot: Option<PathBuf>,
 
     /// Size of each of the two pinned buffers the file is copied through, in MiB.
-    #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "MIB", default_value_t = 32, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub buffer_mb: u32,
 }
 
@@ -105,7 +105,7 @@ pub struct PlanArgs {
     pub model: Option<String>,
 
     /// Say whether the peak fits into this much free memory: bytes, or with a unit such as 141GiB or 80GB.
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     pub memory: Option<ByteCount>,
 
     /// Say whether the peak fits into what a device has free once its context is made: a profile of the software driver
@@ -126,7 +126,7 @@ pub struct PlanArgs {
     pub json: bool,
 
     /// How many holders of the peak are listed at most.
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 10, allow_negative_numbers = true)]
     pub top: usize,
 }
 
@@ -163,11 +163,11 @@ pub struct ReplayArgs {
     pub json: bool,
 
     /// How many call sites, files and scopes the reports list at most.
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 10, allow_negative_numbers = true)]
     pub top: usize,
 
     /// The smallest call site, in MiB, that the reports list by itself.
-    #[arg(long, value_name = "MIB", default_value_t = 0)]
+    #[arg(long, value_name = "MIB", default_value_t = 0, allow_negative_numbers = true)]
     pub min_mb: usize,
 }
 
@@ -183,11 +183,11 @@ pub struct ReportArgs {
     pub json: bool,
 
     /// How many call sites, files and scopes the report lists at most.
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 10, allow_negative_numbers = true)]
     pub top: usize,
 
     /// The smallest call site, in MiB, that the report lists by itself.
-    #[arg(long, value_name = "MIB", default_value_t = 0)]
+    #[arg(long, value_name = "MIB", default_value_t = 0, allow_negative_numbers = true)]
     pub min_mb: usize,
 }
 

@@ -204,7 +204,7 @@ fn the_text_says_what_would_be_saved_and_who_holds_the_peak() {
         "peak live                      3326976  3.17 MiB, at operation 3 (line 5)",
         "peak resident                  6291456  6.00 MiB, at operation 3 (line 5)",
         "one arena for all of it would save up to 2.00 MiB",
-        "what is live at the peak, allocated largest first would save 2.00 MiB of the peak",
+        "what is live at operation 3, the fullest at the peak, allocated largest first, would take 2.00 MiB less",
     ] {
         assert!(ended.out.contains(part), "{part}: {}", ended.out);
     }
@@ -309,6 +309,22 @@ fn a_log_that_may_have_been_cut_in_its_last_number_is_told_to() {
     let ended = metrale_on("plan", &log, &[]);
     assert_eq!(ended.exit, Exit::BadInput);
     assert!(ended.err.contains("the last line is cut off: it has 5 of 6 columns"), "{}", ended.err);
+}
+
+#[test]
+fn a_negative_number_is_told_as_the_wrong_value_that_it_is() {
+    for (command, option) in [
+        ("plan", "--memory"),
+        ("plan", "--top"),
+        ("load", "--top"),
+        ("load", "--min-mb"),
+        ("load", "--buffer-mb"),
+        ("load", "--verify"),
+    ] {
+        let ended = metrale([command, "--model", "gpt2", option, "-1"]);
+        assert_eq!(ended.exit, Exit::BadInput, "{}", ended.err);
+        assert!(ended.err.contains(&format!("invalid value '-1' for '{option} ")), "{}", ended.err);
+    }
 }
 
 #[test]
@@ -732,8 +748,8 @@ fn a_saving_behind_frees_is_not_told_as_the_orders_alone() {
     let ended = metrale_on("plan", &recorded_log("random-1.csv.gz"), &[]);
     assert!(
         ended.out.contains(
-            "what is live at the peak, allocated afresh, largest first, would take 10.00 MiB less, without the gaps \
-             that earlier frees left; the order alone may save less of it, or nothing"
+            "what is live at operation 3965, the fullest at the peak, allocated afresh, largest first, would take \
+             10.00 MiB less, without the gaps that earlier frees left; the order alone may save less of it, or nothing"
         ),
         "{}",
         ended.out

@@ -33,6 +33,8 @@ use std::fmt;
 
 pub(crate) use filling::Filling;
 
+use crate::report::counted;
+
 /// The numbers of the packing rule; the rule itself is fixed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PackingRule {
@@ -196,7 +198,11 @@ impl fmt::Display for PlacementError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ZeroBytes => f.write_str("an allocation of 0 bytes has no place; ask for at least 1"),
-            Self::TooLarge { bytes } => write!(f, "{bytes} bytes, rounded up, pass what 64 bits can count"),
+            Self::TooLarge { bytes } => write!(
+                f,
+                "{} cannot be placed: rounded up, with all that is placed already, that passes what 64 bits can count",
+                counted(*bytes, "byte")
+            ),
             Self::TooManyBlocks => f.write_str("the placement model cannot number more than 2^32 - 1 blocks"),
             Self::NotLive { id } => write!(
                 f,
@@ -609,7 +615,10 @@ mod tests {
     fn a_resident_total_past_64_bits_is_refused_and_changes_nothing() {
         let mut device = Placement::h200();
         let huge = device.alloc(u64::MAX - C + 1).unwrap();
-        assert_eq!(device.alloc(1), Err(PlacementError::TooLarge { bytes: 1 }));
+        let refused = device.alloc(1).unwrap_err();
+        assert_eq!(refused, PlacementError::TooLarge { bytes: 1 });
+        let text = refused.to_string();
+        assert!(text.starts_with("1 byte cannot be placed") && text.contains("placed already"), "{text}");
         assert_eq!(device.would_take(1), Err(PlacementError::TooLarge { bytes: 1 }));
         assert_eq!((device.live_count(), device.resident_bytes()), (1, u64::MAX - C + 1));
         device.free(huge.id).unwrap();

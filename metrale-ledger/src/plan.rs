@@ -159,6 +159,17 @@ struct Stand {
     number: u64,
 }
 
+/// Of the moments in which the device keeps as much as ever, that in which most is live; of several, the first. Where nothing is
+/// freed that is the last one, and all there is.
+#[derive(Clone, Copy, Default)]
+struct Fullest {
+    operation: Option<u64>,
+    /// Allocations that were gone before it.
+    gone: u64,
+    /// [`Plan::arena_bytes`] in it.
+    arena_bytes: u64,
+}
+
 /// The class of sizes from 2^n up to 2^(n + 1), less one, is n.
 fn class_of(bytes: u64) -> usize {
     bytes.checked_ilog2().unwrap_or(0) as usize
@@ -182,11 +193,10 @@ pub struct Plan {
     names: Vec<Arc<str>>,
     /// What each label holds; first what has none.
     holders: Vec<Held>,
-    /// How many allocations of each size there are more, or fewer, than at the last resident peak. By the size that the rule
-    /// keeps for them: of those there are few, and no more matters.
-    since_peak: HashMap<u64, i64, Mixer>,
-    /// [`arena_bytes`](Self::arena_bytes) at that peak.
-    arena_bytes_then: u64,
+    fullest: Fullest,
+    /// How many allocations of each size there are more, or fewer, than in the fullest moment. By the size that the rule keeps
+    /// for them: of those there are few, and no more matters.
+    since_fullest: HashMap<u64, i64, Mixer>,
 }
 
 impl Plan {
@@ -206,8 +216,8 @@ impl Plan {
             labels: HashMap::new(),
             names: Vec::new(),
             holders: vec![Held::default()],
-            since_peak: HashMap::default(),
-            arena_bytes_then: 0,
+            fullest: Fullest::default(),
+            since_fullest: HashMap::default(),
         }
     }
 
@@ -264,11 +274,14 @@ impl Plan {
             held.now.bytes += bytes;
             held.now.reserved += reserved;
         }
-        if is_peak(RESIDENT) {
-            if !self.since_peak.is_empty() {
-                self.since_peak = HashMap::default();
+        let is_fuller =
+            resident_bytes == peaks[RESIDENT].bytes && self.arena_bytes > self.fullest.arena_bytes;
+        if is_peak(RESIDENT) || is_fuller {
+            if !self.since_fullest.is_empty() {
+                self.since_fullest = HashMap::default();
             }
-            self.arena_bytes_then = self.arena_bytes;
+            self.fullest =
+                Fullest { operation: Some(operation), gone: self.gone(), arena_bytes: self.arena_bytes };
         } else {
             self.note_size(reserved, 1);
         }
@@ -357,7 +370,7 @@ impl Plan {
         size_of::<Self>()
             + self.placement.memory_bytes()
             + map(self.live.capacity(), size_of::<(AllocationId, Live)>())
-            + map(self.since_peak.capacity(), size_of::<(u64, i64)>())
+            + map(self.since_fullest.capacity(), size_of::<(u64, i64)>())
             + map(self.labels.capacity(), size_of::<(Arc<str>, u32)>())
             + size_of::<Held>() * self.holders.capacity()
             + size_of::<Arc<str>>() * self.names.capacity()
@@ -387,20 +400,20 @@ impl Plan {
     }
 
     fn note_size(&mut self, reserved: u64, step: i64) {
-        let more = self.since_peak.entry(reserved).or_insert(0);
+        let more = self.since_fullest.entry(reserved).or_insert(0);
         *more += step;
         if *more == 0 {
-            self.since_peak.remove(&reserved);
+            self.since_fullest.remove(&reserved);
         }
     }
 
-    /// How many allocations of each size, as the rule keeps it, are live at the resident peak.
-    fn sizes_at_peak(&self) -> Sizes {
+    /// How many allocations of each size, as the rule keeps it, are live in the fullest moment.
+    fn sizes_when_fullest(&self) -> Sizes {
         let mut sizes: HashMap<u64, i64, Mixer> = HashMap::default();
         for reserved in self.placement.reserved_each() {
             *sizes.entry(reserved).or_insert(0) += 1;
         }
-        for (&reserved, &since) in &self.since_peak {
+        for (&reserved, &since) in &self.since_fullest {
             *sizes.entry(reserved).or_insert(0) -= since;
         }
         // Those of no bytes are kept nowhere.

@@ -242,6 +242,36 @@ fn the_sizes_at_the_peak_are_known_afterwards() {
     assert_eq!((orders.planned_bytes, orders.arena_bytes), (16 * MIB, 12 * MIB));
 }
 
+/// What comes later fills holes of the peak's chunks: an order of all of it has to place that too.
+#[test]
+fn an_order_is_of_all_there_is_when_the_peak_is_fullest() {
+    let of = |sizes: &[u64]| {
+        let mut plan = Plan::h200();
+        for (&bytes, id) in sizes.iter().zip(0..) {
+            plan.alloc(id, bytes, None).unwrap();
+        }
+        plan
+    };
+    // With the first four in, the peak is there: these fit into two chunks, largest first. All five take three in any order.
+    let sizes = [817_664, 817_664, 1_257_984, 1_257_984, 628_736];
+    let orders = of(&sizes[..4]).orders().unwrap();
+    assert_eq!((orders.best(), orders.operation), (Some((Order::LargestFirst, 2 * MIB)), Some(3)));
+    let orders = of(&sizes).orders().unwrap();
+    assert_eq!((orders.planned_bytes, orders.arena_bytes, orders.operation), (6 * MIB, 6 * MIB, Some(4)));
+    assert_eq!(orders.best(), None);
+    // Of two peaks of one height, the one in which more is live.
+    let mut plan = of(&sizes[..4]);
+    for id in 0..4 {
+        plan.free(id).unwrap();
+    }
+    for id in 0..3 {
+        plan.alloc(id, 1_887_436, None).unwrap();
+    }
+    assert_eq!(plan.summary().peak_resident.operation, Some(3));
+    let orders = plan.orders().unwrap();
+    assert_eq!((orders.operation, orders.frees_before, orders.best()), (Some(10), 4, None));
+}
+
 /// Four of 1 MiB fill two chunks; with every second gone, two of 1 MiB + 512 find no hole, though as many bytes are free.
 #[test]
 fn what_lies_in_gaps_that_frees_left_is_no_matter_of_order() {
@@ -309,6 +339,9 @@ proptest! {
         let mut live: BTreeMap<u64, (u64, Option<_>, usize)> = BTreeMap::new();
         let labels = [None, Some("a"), Some("b")];
         let mut at_peaks = [(0, None, BTreeMap::new()), (0, None, BTreeMap::new())];
+        // Resident bytes, bytes in an arena, operation, frees before, sizes.
+        let mut fullest = (0, 0, None, 0, Vec::new());
+        let mut frees = 0;
         for (i, (id, bytes, label)) in ops.into_iter().enumerate() {
             // An id that lives is freed, one that does not is allocated.
             match live.remove(&id) {
@@ -317,6 +350,7 @@ proptest! {
                         device.free(place).unwrap();
                     }
                     plan.free(id).unwrap();
+                    frees += 1;
                 }
                 None => {
                     let place = (bytes > 0).then(|| device.alloc(bytes).unwrap().id);
@@ -327,6 +361,11 @@ proptest! {
             prop_assert_eq!(plan.resident_bytes(), device.resident_bytes());
             let live_bytes: u64 = live.values().map(|l| l.0).sum();
             prop_assert_eq!(plan.live_bytes(), live_bytes);
+            let in_arena = live.values().map(|l| l.0.next_multiple_of(512)).sum();
+            if (device.resident_bytes(), in_arena) > (fullest.0, fullest.1) {
+                let sizes = live.values().map(|l| l.0).collect();
+                fullest = (device.resident_bytes(), in_arena, Some(i as u64), frees, sizes);
+            }
             for (peak, bytes) in at_peaks.iter_mut().zip([live_bytes, device.resident_bytes()]) {
                 if bytes > peak.0 {
                     *peak = (bytes, Some(i as u64), live.clone());
@@ -347,8 +386,12 @@ proptest! {
                 prop_assert_eq!(own.map(|l| l.0).sum::<u64>(), class.bytes);
             }
         }
-        let sizes: Vec<u64> = at_peaks[1].2.values().map(|l| l.0).collect();
-        prop_assert_eq!(plan.orders().unwrap(), Orders::of(at_peaks[1].0, &sizes, PackingRule::H200).unwrap());
+        let (peak, _, operation, frees_before, sizes) = fullest;
+        let orders = plan.orders().unwrap();
+        prop_assert_eq!((orders.operation, orders.frees_before), (operation, frees_before));
+        let of_sizes = Orders::of(peak, &sizes, PackingRule::H200).unwrap();
+        prop_assert_eq!((orders.planned_bytes, orders.arena_bytes), (peak, of_sizes.arena_bytes));
+        prop_assert_eq!(orders.orders, of_sizes.orders);
     }
 }
 

@@ -101,7 +101,8 @@ fn c05_an_empty_pointer_is_a_failures_only() {
         (1, 107_374_182_400)
     );
     let (rows, error) = strict_error(b"Action,Pointer,Size\nallocate,,512\n");
-    assert_eq!((rows, error.as_str()), (0, "line 2: the pointer is missing"));
+    let missing = "line 2: the pointer is missing; an allocation that failed is an \"allocate failure\"";
+    assert_eq!((rows, error.as_str()), (0, missing));
 }
 
 #[test]
@@ -285,7 +286,7 @@ fn columns_are_found_by_name_in_any_order_and_case() {
     assert_eq!(log.live(), (0, 0, 64));
     assert_eq!((log.rows[0].pointer, log.rows[0].stream, log.rows[1].stream), (0xab00, Some(7), Some(0)));
     let (_, error) = strict_error(b"Action,Pointer,Length\nallocate,0x1,1\n");
-    assert_eq!(error, "line 1: the header names no column size");
+    assert_eq!(error, "line 1: the header names no column size: give the column that has it that name");
 }
 
 #[test]

@@ -59,7 +59,6 @@ struct Text {
     /// The lines of the log with these operations.
     live_line: Option<u64>,
     resident_line: Option<u64>,
-    frees_before_peak: u64,
     rounding_bytes: u64,
     hole_bytes: u64,
     holders: Vec<Holder>,
@@ -91,7 +90,6 @@ impl PlanReport {
                 resident_operation: peak.operation,
                 live_line: None,
                 resident_line: None,
-                frees_before_peak: peak.frees_before,
                 rounding_bytes: peak.classes.iter().map(|class| class.rounding_bytes).sum(),
                 hole_bytes: peak.hole_bytes,
                 holders: peak.holders.clone(),
@@ -134,24 +132,25 @@ impl PlanReport {
             )?,
             saved => writeln!(f, "one arena for all of it would save {} of the peak", ByteSize(saved))?,
         }
-        match self.text.orders.best() {
-            // Afresh, any order is without the gaps that frees left: what is saved is not the order's alone.
-            Some((order, saved)) if self.text.frees_before_peak > 0 => writeln!(
-                f,
-                "what is live at the peak, allocated afresh, {}, would take {} less, without the gaps that earlier \
-                 frees left; the order alone may save less of it, or nothing",
-                order.name(),
-                ByteSize(saved)
-            ),
-            Some((order, saved)) => writeln!(
-                f,
-                "{} allocated {} would save {} of the peak",
-                if comes_and_goes { "what is live at the peak," } else { "all of it" },
-                order.name(),
-                ByteSize(saved)
-            ),
-            None => writeln!(f, "none of the orders of allocation tried would save anything"),
+        let orders = &self.text.orders;
+        let (Some((order, saved)), Some(operation)) = (orders.best(), orders.operation) else {
+            return writeln!(f, "none of the orders of allocation tried would save anything");
+        };
+        let (order, saved) = (order.name(), ByteSize(saved));
+        if !comes_and_goes {
+            return writeln!(f, "all of it allocated {order} would save {saved} of the peak");
         }
+        // Where it comes and goes, another moment may take as much.
+        write!(f, "what is live at operation {operation}, the fullest at the peak, allocated ")?;
+        if orders.frees_before == 0 {
+            return writeln!(f, "{order}, would take {saved} less");
+        }
+        // Afresh, any order is without the gaps that frees left: what is saved is not the order's alone.
+        writeln!(
+            f,
+            "afresh, {order}, would take {saved} less, without the gaps that earlier frees left; the order alone may save \
+             less of it, or nothing"
+        )
     }
 }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::{Plan, RESIDENT};
+use super::{Fullest, Plan, RESIDENT};
 use crate::ByteSize;
 use crate::placement::{Filling, PackingRule, PlacementError};
 
@@ -49,6 +49,10 @@ pub struct Orders {
     pub orders: Vec<(Order, u64)>,
     /// What they take in one arena: each rounded up to the granularity, all together to whole pages.
     pub arena_bytes: u64,
+    /// The operation of a plan behind which they were live, from 0; none where they were given as sizes alone.
+    pub operation: Option<u64>,
+    /// Allocations of the plan that were freed before it, or made way for another one.
+    pub frees_before: u64,
 }
 
 impl Orders {
@@ -95,7 +99,7 @@ impl Orders {
             (Order::ByClass, total(by_class)?),
         ];
         let arena_bytes = total(arena.and_then(|sum| sum.checked_next_multiple_of(rule.page_bytes())))?;
-        Ok(Self { planned_bytes, orders, arena_bytes })
+        Ok(Self { planned_bytes, orders, arena_bytes, operation: None, frees_before: 0 })
     }
 
     /// The best order and what it would save, in bytes; none where none saves anything.
@@ -118,18 +122,18 @@ impl fmt::Display for Orders {
 }
 
 impl Plan {
-    /// What the allocations that are live at the resident peak would take in another order, in a device with nothing else in
-    /// it. Where something was freed [before the peak](super::Peak::frees_before), they may take less in any order, their own
-    /// too: they then fill the holes that those frees left. Costs a look at every allocation and hole.
+    /// What the allocations would take in another order, in a device with nothing else in it, that are live while the device
+    /// keeps as much as ever, in the moment when these are most: where nothing is freed, all of them. Where something was freed
+    /// [before](Orders::frees_before), they may take less in any order, their own too: they then fill the holes that those frees
+    /// left. And where there are other moments in which the device keeps as much, nothing is said of those. Costs a look at
+    /// every allocation and hole.
     ///
     /// # Errors
     /// As [`Orders::of`]; not for what this plan has placed, unless another order takes more than 64 bits can count.
     pub fn orders(&self) -> Result<Orders, PlacementError> {
-        Orders::with_arena(
-            self.peaks[RESIDENT].bytes,
-            &self.sizes_at_peak(),
-            self.rule(),
-            Some(self.arena_bytes_then),
-        )
+        let Fullest { operation, gone, arena_bytes } = self.fullest;
+        let peak = self.peaks[RESIDENT].bytes;
+        let orders = Orders::with_arena(peak, &self.sizes_when_fullest(), self.rule(), Some(arena_bytes))?;
+        Ok(Orders { operation, frees_before: gone, ..orders })
     }
 }

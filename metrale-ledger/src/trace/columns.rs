@@ -77,7 +77,11 @@ impl Columns {
         match Self::of_header(cells) {
             Header::Is(columns) => Ok(Some(columns)),
             Header::Lacks(names) => {
-                Err((format!("the header names no column {}", names.join(", nor ")), true))
+                let lacks = names.join(", nor ");
+                Err((
+                    format!("the header names no column {lacks}: give the column that has it that name"),
+                    true,
+                ))
             }
             Header::Twice(twice) => Err((twice.to_string(), true)),
             Header::No if cells.len() == Self::RMM.width && action(cells[Self::RMM.action]).is_some() => {

@@ -267,6 +267,11 @@ impl<'a> Reader<'a> {
         }
         let pointer = match cell(columns.pointer).ok_or_else(too_short)? {
             "" if action == Action::AllocateFailure => 0,
+            "" if action == Action::Allocate => {
+                let reason =
+                    "the pointer is missing; an allocation that failed is an \"allocate failure\"".to_owned();
+                return Err(reason.into());
+            }
             written => columns::pointer(written)?,
         };
         let bytes = match cell(columns.bytes).ok_or_else(too_short)? {
