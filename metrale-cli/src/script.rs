@@ -7,7 +7,6 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use metrale_ledger::plan::Plan;
 use metrale_ledger::trace::{Action, FindingKind, Follow, Row};
 
 use crate::allocation_log::{AllocationLog, LogError};
@@ -52,11 +51,11 @@ impl Script {
     /// Reads a log; and what was odd about it.
     pub(crate) fn read(path: &Path, lenient: bool) -> Result<(Self, OfLog), LogError> {
         let mut log = AllocationLog::open(path, lenient)?;
-        let (mut plan, mut follow) = (Plan::h200(), Follow::new());
+        let mut follow = Follow::new();
         let mut script = Self::default();
         let mut places = Places::default();
         while let Some(row) = log.next_row()? {
-            let finding = match follow.row(&row, &mut plan) {
+            let finding = match follow.row(&row) {
                 Ok(followed) => followed.finding,
                 Err(error) => {
                     log.no_place(row.line, error)?;

@@ -108,6 +108,9 @@ pub struct Step {
 struct Live {
     place: Option<PlacementId>,
     label: u32,
+    /// What whoever follows a log notes of it.
+    #[cfg_attr(not(feature = "trace"), allow(dead_code, reason = "there are no logs"))]
+    note: u64,
 }
 
 /// Bytes and number of allocations.
@@ -236,14 +239,24 @@ impl Plan {
     /// # Errors
     /// [`PlanError::AlreadyLive`], or [`PlanError::Placement`] for what no 64 bits can count.
     pub fn alloc(&mut self, id: AllocationId, bytes: u64, label: Option<&str>) -> Result<Step, PlanError> {
+        self.alloc_noted(id, bytes, label, 0)
+    }
+
+    /// [`alloc`](Self::alloc) with something to be known of it as long as it lives.
+    pub(crate) fn alloc_noted(
+        &mut self,
+        id: AllocationId,
+        bytes: u64,
+        label: Option<&str>,
+        note: u64,
+    ) -> Result<Step, PlanError> {
         let operation = self.count_operation();
         if let Some(live) = self.live.get(&id) {
-            let bytes = live.place.and_then(|place| self.placement.bytes_of(place)).unwrap_or(0);
-            return Err(PlanError::AlreadyLive { id, bytes });
+            return Err(PlanError::AlreadyLive { id, bytes: self.bytes_of(live) });
         }
         let placed = if bytes == 0 { None } else { Some(self.placement.alloc(bytes)?) };
         let label = label.map_or(NO_LABEL, |label| self.intern(label));
-        self.live.insert(id, Live { place: placed.map(|placed| placed.id), label });
+        self.live.insert(id, Live { place: placed.map(|placed| placed.id), label, note });
         self.allocations += 1;
         self.requested_bytes = self.requested_bytes.saturating_add(bytes);
         let reserved = placed.map_or(0, |placed| placed.reserved_bytes);
@@ -300,6 +313,22 @@ impl Plan {
         }
         self.frees += 1;
         Ok(Step { operation, live_bytes: self.live_bytes(), resident_bytes: self.resident_bytes() })
+    }
+
+    fn bytes_of(&self, live: &Live) -> u64 {
+        live.place.and_then(|place| self.placement.bytes_of(place)).unwrap_or(0)
+    }
+
+    /// Bytes of a live allocation, and what was noted of it.
+    #[cfg(feature = "trace")]
+    pub(crate) fn noted(&self, id: AllocationId) -> Option<(u64, u64)> {
+        self.live.get(&id).map(|live| (self.bytes_of(live), live.note))
+    }
+
+    /// Those of every live allocation, with its id, in no order.
+    #[cfg(feature = "trace")]
+    pub(crate) fn all_noted(&self) -> impl Iterator<Item = (AllocationId, u64, u64)> + '_ {
+        self.live.iter().map(|(&id, live)| (id, self.bytes_of(live), live.note))
     }
 
     /// Takes off what a log's next row says is gone, without an operation of its own.

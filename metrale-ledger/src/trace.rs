@@ -15,17 +15,16 @@
 //! Memory is that of one line.
 //!
 //! ```
-//! use metrale_ledger::plan::Plan;
 //! use metrale_ledger::trace::{Follow, Reader};
 //!
 //! let log = "Action,Pointer,Size\nallocate,0x7f00000,4096\nfree,0x7f00000,4096\nfree,0x7f00000,4096\n";
-//! let (mut plan, mut follow) = (Plan::h200(), Follow::new());
+//! let mut follow = Follow::new();
 //! for row in Reader::new(log.as_bytes())? {
-//!     if let Some(finding) = follow.row(&row?, &mut plan)?.finding {
+//!     if let Some(finding) = follow.row(&row?)?.finding {
 //!         assert_eq!(finding.to_string(), "line 4: 0x7f00000 is freed, which line 3 has done before");
 //!     }
 //! }
-//! assert_eq!((follow.totals().peak_live_bytes, plan.resident_bytes()), (4096, 0));
+//! assert_eq!((follow.totals().peak_live_bytes, follow.plan().resident_bytes()), (4096, 0));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 

@@ -14,7 +14,6 @@ struct Read {
     rows: Vec<Row>,
     findings: Vec<Finding>,
     follow: Follow,
-    plan: Plan,
     /// Lines passed over, with the reasons.
     skipped: Vec<(u64, String, bool)>,
     aliases: u64,
@@ -24,23 +23,23 @@ impl Read {
     /// Live bytes and allocations at the end, and the peak.
     fn live(&self) -> (u64, usize, u64) {
         let totals = self.follow.totals();
-        assert_eq!(totals.live_bytes, self.plan.live_bytes(), "log and plan agree");
-        assert_eq!(totals.peak_live_bytes, self.plan.summary().peak_live.bytes);
+        assert_eq!(totals.live_bytes, self.follow.plan().live_bytes(), "log and plan agree");
+        assert_eq!(totals.peak_live_bytes, self.follow.plan().summary().peak_live.bytes);
         (totals.live_bytes, self.follow.live().len(), totals.peak_live_bytes)
     }
 }
 
 fn read(log: &[u8]) -> Read {
-    let (mut plan, mut follow) = (Plan::h200(), Follow::new());
+    let mut follow = Follow::new();
     let (mut rows, mut findings) = (Vec::new(), Vec::new());
     let mut reader = Reader::new(log).unwrap().lenient(true);
     for row in reader.by_ref() {
         let row = row.unwrap();
-        findings.extend(follow.row(&row, &mut plan).unwrap().finding);
+        findings.extend(follow.row(&row).unwrap().finding);
         rows.push(row);
     }
     let skipped = reader.skipped().first.iter().map(|e| (e.line, e.reason.clone(), e.cut)).collect();
-    Read { rows, findings, follow, plan, skipped, aliases: reader.alias_count() }
+    Read { rows, findings, follow, skipped, aliases: reader.alias_count() }
 }
 
 /// As [`read`], of a log in which every row makes sense: a strict reader gives the same.
@@ -145,13 +144,13 @@ fn c11_a_pointer_that_is_live_already_is_told() {
 #[test]
 fn what_made_way_for_another_is_gone_before_a_peak_though_nobody_freed_it() {
     let log = read_clean(b"Action,Pointer,Size\nallocate,0x1,100\nallocate,0x1,4194304\n");
-    let summary = log.plan.summary();
+    let summary = log.follow.plan().summary();
     assert_eq!((summary.frees, summary.peak_resident.frees_before), (0, 1));
     assert!(
         summary.comes_and_goes() && summary.to_string().contains("one arena would take at least 4.00 MiB")
     );
     let log = read_clean(b"Action,Pointer,Size\nallocate,0x1,100\nallocate,0x2,4194304\n");
-    let summary = log.plan.summary();
+    let summary = log.follow.plan().summary();
     assert_eq!(summary.peak_resident.frees_before, 0);
     assert!(!summary.comes_and_goes() && !summary.to_string().contains("at least"));
 }
@@ -231,7 +230,7 @@ fn c22_the_first_releases_with_12_columns() {
     assert_eq!(log.live().0, 10_176);
     assert_eq!(log.rows[0].location.as_deref(), Some("/src/app/mem.cu:85"));
     assert!(log.findings.is_empty(), "0 as the size of a free is no size");
-    let holders = log.plan.summary().peak_live.holders;
+    let holders = log.follow.plan().summary().peak_live.holders;
     assert_eq!((holders[0].label.as_deref(), holders[0].count), (Some("/src/app/mem.cu:85"), 3));
 }
 
@@ -240,7 +239,7 @@ fn c23_the_peak_is_not_the_sum_of_all() {
     let log = read_clean(case!("c23_1tb_cumulative"));
     assert_eq!(log.live().2, 80 << 20);
     assert_eq!(log.follow.totals().allocated_bytes, 8_388_608_000);
-    assert_eq!(log.plan.summary().requested_bytes, 8_388_608_000);
+    assert_eq!(log.follow.plan().summary().requested_bytes, 8_388_608_000);
 }
 
 #[test]
@@ -260,7 +259,7 @@ fn c28_c29_nothing_is_no_error() {
     for log in [case!("c28_empty"), case!("c29_header_only")] {
         let log = read_clean(log);
         assert_eq!((log.rows.len(), log.live()), (0, (0, 0, 0)));
-        assert_eq!(log.plan.summary().peak_live.operation, None);
+        assert_eq!(log.follow.plan().summary().peak_live.operation, None);
     }
 }
 
@@ -492,13 +491,16 @@ fn a_second_free_right_behind_the_first_is_one_however_many_came_before() {
 #[test]
 fn a_row_that_no_device_can_follow_changes_nothing() {
     let log = format!("Action,Pointer,Size\nallocate,0x1,4096\nallocate,0x1,{}\nfree,0x1,4096\n", u64::MAX);
-    let (mut plan, mut follow) = (Plan::h200(), Follow::new());
+    let mut follow = Follow::new();
     let rows: Vec<Row> = Reader::new(log.as_bytes()).unwrap().map(Result::unwrap).collect();
-    follow.row(&rows[0], &mut plan).unwrap();
-    follow.row(&rows[1], &mut plan).unwrap_err();
+    follow.row(&rows[0]).unwrap();
+    follow.row(&rows[1]).unwrap_err();
     // What was live there still is, in the log as in the plan, and its free is in order.
-    assert_eq!((follow.live().len(), follow.totals().live_bytes, plan.live_bytes()), (1, 4096, 4096));
-    let last = follow.row(&rows[2], &mut plan).unwrap();
+    assert_eq!(
+        (follow.live().len(), follow.totals().live_bytes, follow.plan().live_bytes()),
+        (1, 4096, 4096)
+    );
+    let last = follow.row(&rows[2]).unwrap();
     assert_eq!((last.finding, last.step.operation, last.step.live_bytes), (None, 2, 0));
 }
 
@@ -671,7 +673,7 @@ fn rows_that_ask_for_nothing_are_counted() {
         b"Action,Pointer,Size\nallocate,0,0\nfree,0,0\nfree,(nil),9\nallocate,0x10,0\nfree,0x10,0\nallocate,0x20,5\n\
           allocate failure,,7\n",
     );
-    let (totals, planned) = (log.follow.totals(), log.plan.summary());
+    let (totals, planned) = (log.follow.totals(), log.follow.plan().summary());
     assert_eq!((totals.nothing, totals.failures), (3, 1));
     assert_eq!(planned.allocations + planned.frees + totals.nothing + totals.failures, planned.operations);
 }

@@ -100,10 +100,10 @@ fn plan_log(path: &Path, args: &PlanArgs, console: &mut Console<'_>) -> anyhow::
     let mut log = AllocationLog::open(path, args.lenient)?;
     outputs::check(&[("--per-op", args.per_op.as_deref())], [path])?;
     let mut table = table(args)?;
-    let (mut plan, mut follow) = (Plan::h200(), Follow::new());
+    let mut follow = Follow::new();
     let (mut live, mut resident) = (Highest::default(), Highest::default());
     while let Some(row) = log.next_row()? {
-        let step = match follow.row(&row, &mut plan) {
+        let step = match follow.row(&row) {
             Ok(followed) => {
                 if let Some(finding) = &followed.finding {
                     log.note(finding);
@@ -113,6 +113,7 @@ fn plan_log(path: &Path, args: &PlanArgs, console: &mut Console<'_>) -> anyhow::
             Err(error) => {
                 log.no_place(row.line, error)?;
                 // The plan has counted it and is as it was.
+                let plan = follow.plan();
                 Step {
                     operation: plan.summary().operations - 1,
                     live_bytes: plan.live_bytes(),
@@ -133,7 +134,8 @@ fn plan_log(path: &Path, args: &PlanArgs, console: &mut Console<'_>) -> anyhow::
     of_log.live_at_end = still_live
         .map(|row| LiveAllocation { address: row.pointer, bytes: row.bytes, line: row.line })
         .collect();
-    Ok(Planned { title: ShownPath(path).to_string(), plan, of_log: Some(of_log), live, resident })
+    let (title, plan) = (ShownPath(path).to_string(), follow.into_plan());
+    Ok(Planned { title, plan, of_log: Some(of_log), live, resident })
 }
 
 /// The highest figure so far, and the line of the log that made it.

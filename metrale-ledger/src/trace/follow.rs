@@ -6,7 +6,7 @@ use std::fmt;
 
 use super::row::{Action, Row};
 use crate::mixer::Mixer;
-use crate::placement::PlacementError;
+use crate::placement::{PackingRule, PlacementError};
 use crate::plan::{Plan, PlanError, Step};
 use crate::report::counted;
 
@@ -107,29 +107,26 @@ pub struct LiveRow {
     pub stream: Option<u64>,
 }
 
-/// As it is kept: in few bytes, since millions may be live.
-#[derive(Clone, Copy, Debug)]
-struct Kept {
-    bytes: u64,
-    /// From the lowest bit: the line, then the stream's number in [`Streams`].
-    rest: u64,
-}
+/// What is noted of a live allocation, in few bytes, since millions may be live. From the lowest bit: the line, then the
+/// stream's number in [`Streams`].
+#[derive(Clone, Copy)]
+struct Note(u64);
 
-impl Kept {
+impl Note {
     /// Beyond these a log of a terabyte would not come.
     const LINE_BITS: u32 = 40;
     const LAST_LINE: u64 = (1 << Self::LINE_BITS) - 1;
 
-    fn new(row: &Row, stream: u64) -> Self {
-        Self { bytes: row.bytes, rest: row.line.min(Self::LAST_LINE) | stream << Self::LINE_BITS }
+    fn new(line: u64, stream: u64) -> Self {
+        Self(line.min(Self::LAST_LINE) | stream << Self::LINE_BITS)
     }
 
     fn line(self) -> u64 {
-        self.rest & Self::LAST_LINE
+        self.0 & Self::LAST_LINE
     }
 
     fn stream(self) -> u64 {
-        self.rest >> Self::LINE_BITS
+        self.0 >> Self::LINE_BITS
     }
 }
 
@@ -142,7 +139,7 @@ struct Streams {
 
 impl Streams {
     /// Stands for a row that names none.
-    const NONE: u64 = (1 << (u64::BITS - Kept::LINE_BITS)) - 1;
+    const NONE: u64 = (1 << (u64::BITS - Note::LINE_BITS)) - 1;
 
     /// The number of a stream. Beyond millions of them, none has one.
     fn number(&mut self, stream: Option<u64>) -> u64 {
@@ -157,8 +154,8 @@ impl Streams {
         })
     }
 
-    fn of(&self, kept: Kept) -> Option<u64> {
-        self.names.get(kept.stream() as usize).copied()
+    fn of(&self, note: Note) -> Option<u64> {
+        self.names.get(note.stream() as usize).copied()
     }
 }
 
@@ -200,10 +197,10 @@ pub struct Followed {
     pub finding: Option<Finding>,
 }
 
-/// Follows a log through a plan.
+/// Follows a log through a plan of its own.
 #[derive(Clone, Debug, Default)]
 pub struct Follow {
-    live: HashMap<u64, Kept, Mixer>,
+    plan: Plan,
     streams: Streams,
     /// The last frees by pointer, live again or not: once there are many, they become the older ones, and those before are
     /// forgotten.
@@ -213,52 +210,56 @@ pub struct Follow {
 }
 
 impl Follow {
-    /// Before the first row.
+    /// Before the first row, planning for an H200.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the next row and does in `plan` what it says, as one operation. Allocations of no bytes at null, and frees of
+    /// Before the first row, planning under `rule`.
+    pub fn under(rule: PackingRule) -> Self {
+        Self { plan: Plan::new(rule), ..Self::default() }
+    }
+
+    /// Takes the next row and does in the plan what it says, as one operation. Allocations of no bytes at null, and frees of
     /// null, are counted and nothing more.
     ///
     /// # Errors
     /// [`PlacementError`] where the plan's rule does not place the allocation; the row is then counted, and no more.
-    pub fn row(&mut self, row: &Row, plan: &mut Plan) -> Result<Followed, PlacementError> {
+    pub fn row(&mut self, row: &Row) -> Result<Followed, PlacementError> {
         self.totals.rows += 1;
         let mut finding = None;
         let step = match row.action {
             Action::AllocateFailure => {
                 self.totals.failures += 1;
                 self.totals.largest_failure_bytes = self.totals.largest_failure_bytes.max(row.bytes);
-                plan.pass()
+                self.plan.pass()
             }
             Action::Allocate => {
                 self.totals.allocations += 1;
                 self.totals.allocated_bytes = self.totals.allocated_bytes.saturating_add(row.bytes);
                 if row.pointer == 0 && row.bytes == 0 {
                     self.totals.nothing += 1;
-                    plan.pass()
+                    self.plan.pass()
                 } else {
-                    if let Some(&old) = self.live.get(&row.pointer) {
-                        if let Err(error) = plan.check_place(row.bytes) {
-                            plan.pass();
+                    if let Some((bytes, note)) = self.plan.noted(row.pointer) {
+                        if let Err(error) = self.plan.check_place(row.bytes) {
+                            self.plan.pass();
                             return Err(error);
                         }
-                        self.live.remove(&row.pointer);
-                        finding = Some(FindingKind::AlreadyLive { bytes: old.bytes, line: old.line() });
-                        plan.displace(row.pointer);
-                        self.totals.live_bytes -= old.bytes;
+                        finding = Some(FindingKind::AlreadyLive { bytes, line: Note(note).line() });
+                        self.plan.displace(row.pointer);
+                        self.totals.live_bytes -= bytes;
                     }
-                    self.allocate(row, plan)?
+                    self.allocate(row)?
                 }
             }
             Action::Free => {
                 self.totals.frees += 1;
                 if row.pointer == 0 {
                     self.totals.nothing += 1;
-                    plan.pass()
+                    self.plan.pass()
                 } else {
-                    let (step, odd) = self.free(row, plan);
+                    let (step, odd) = self.free(row);
                     finding = odd;
                     step
                 }
@@ -270,15 +271,14 @@ impl Follow {
         Ok(Followed { step, finding })
     }
 
-    fn allocate(&mut self, row: &Row, plan: &mut Plan) -> Result<Step, PlacementError> {
-        let step = match plan.alloc(row.pointer, row.bytes, row.location.as_deref()) {
+    fn allocate(&mut self, row: &Row) -> Result<Step, PlacementError> {
+        let note = Note::new(row.line, self.streams.number(row.stream));
+        let step = match self.plan.alloc_noted(row.pointer, row.bytes, row.location.as_deref(), note.0) {
             Ok(step) => step,
             Err(PlanError::Placement(error)) => return Err(error),
-            // The plan may have been used for something else before; the log's word counts.
-            Err(_) => plan.pass(),
+            // None is live there: the caller has looked.
+            Err(_) => self.plan.pass(),
         };
-        let stream = self.streams.number(row.stream);
-        self.live.insert(row.pointer, Kept::new(row, stream));
         self.totals.live_bytes = self.totals.live_bytes.saturating_add(row.bytes);
         if self.totals.live_bytes > self.totals.peak_live_bytes {
             self.totals.peak_live_bytes = self.totals.live_bytes;
@@ -287,26 +287,26 @@ impl Follow {
         Ok(step)
     }
 
-    fn free(&mut self, row: &Row, plan: &mut Plan) -> (Step, Option<FindingKind>) {
-        let Some(live) = self.live.remove(&row.pointer) else {
+    fn free(&mut self, row: &Row) -> (Step, Option<FindingKind>) {
+        let Some((bytes, note)) = self.plan.noted(row.pointer) else {
             let before = self.freed.get(&row.pointer).or_else(|| self.freed_earlier.get(&row.pointer));
             let kind = match before {
                 Some(&line) => FindingKind::FreedBefore { line },
                 None => FindingKind::Unknown,
             };
-            return (plan.pass(), Some(kind));
+            return (self.plan.pass(), Some(kind));
         };
         if self.freed.len() == REMEMBERED_FREES {
             self.freed_earlier = std::mem::take(&mut self.freed);
         }
         self.freed.insert(row.pointer, row.line);
-        self.totals.live_bytes -= live.bytes;
-        let step = plan.free(row.pointer).unwrap_or_else(|_| plan.pass());
+        self.totals.live_bytes -= bytes;
+        let step = self.plan.free(row.pointer).unwrap_or_else(|_| self.plan.pass());
         // Some logs write no size for a free.
-        let kind = if row.bytes != 0 && row.bytes != live.bytes {
-            Some(FindingKind::SizeDiffers { allocated: live.bytes })
+        let kind = if row.bytes != 0 && row.bytes != bytes {
+            Some(FindingKind::SizeDiffers { allocated: bytes })
         } else {
-            match (self.streams.of(live), row.stream) {
+            match (self.streams.of(Note(note)), row.stream) {
                 (Some(allocated_on), Some(freed_on)) if allocated_on != freed_on => {
                     Some(FindingKind::OtherStream { allocated_on })
                 }
@@ -314,6 +314,16 @@ impl Follow {
             }
         };
         (step, kind)
+    }
+
+    /// What the rows so far come to.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The plan alone, to go on with.
+    pub fn into_plan(self) -> Plan {
+        self.plan
     }
 
     /// Sums so far.
@@ -330,11 +340,11 @@ impl Follow {
 
     /// As [`live`](Self::live), in no order: for sums, or for a few of very many.
     pub fn live_unordered(&self) -> impl Iterator<Item = LiveRow> + '_ {
-        self.live.iter().map(|(&pointer, &kept)| LiveRow {
+        self.plan.all_noted().map(|(pointer, bytes, note)| LiveRow {
             pointer,
-            bytes: kept.bytes,
-            line: kept.line(),
-            stream: self.streams.of(kept),
+            bytes,
+            line: Note(note).line(),
+            stream: self.streams.of(Note(note)),
         })
     }
 }
