@@ -113,6 +113,12 @@ impl Write for WholeFile {
 mod tests {
     use super::*;
 
+    fn write_whole(path: &Path, text: &str) {
+        let mut file = WholeFile::create(path).unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        file.finish().unwrap();
+    }
+
     #[test]
     fn what_is_not_finished_leaves_what_was_there() {
         let folder = tempfile::tempdir().unwrap();
@@ -127,9 +133,7 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).ok().as_deref(), before);
             assert_eq!(fs::read_dir(folder.path()).unwrap().count(), usize::from(before.is_some()));
         }
-        let mut file = WholeFile::create(&path).unwrap();
-        file.write_all(b"new").unwrap();
-        file.finish().unwrap();
+        write_whole(&path, "new");
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
@@ -143,9 +147,7 @@ mod tests {
         fs::write(at("table"), "old").unwrap();
         fs::set_permissions(at("table"), fs::Permissions::from_mode(0o640)).unwrap();
         std::os::unix::fs::symlink("table", at("link")).unwrap();
-        let mut file = WholeFile::create(&at("link")).unwrap();
-        file.write_all(b"new").unwrap();
-        file.finish().unwrap();
+        write_whole(&at("link"), "new");
         assert!(fs::symlink_metadata(at("link")).unwrap().is_symlink());
         assert_eq!(fs::read_to_string(at("table")).unwrap(), "new");
         assert_eq!(fs::metadata(at("table")).unwrap().permissions().mode() & 0o777, 0o640);
@@ -162,9 +164,7 @@ mod tests {
         let error = WholeFile::create(&at("no/such/folder")).unwrap_err().to_string();
         assert_eq!(error, "No such file or directory (os error 2)");
         std::os::unix::fs::symlink("later", at("dangling")).unwrap();
-        let mut file = WholeFile::create(&at("dangling")).unwrap();
-        file.write_all(b"there").unwrap();
-        file.finish().unwrap();
+        write_whole(&at("dangling"), "there");
         assert!(fs::symlink_metadata(at("dangling")).unwrap().is_symlink());
         assert_eq!(fs::read_to_string(at("later")).unwrap(), "there");
     }

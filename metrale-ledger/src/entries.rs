@@ -386,14 +386,20 @@ impl Entries {
     /// Puts in an entry that has bytes, if it is [quickly seen](Self::has_room) that there is room; else nothing is done.
     #[inline(always)]
     pub(crate) fn put_quickly(&mut self, entry: Entry) -> bool {
-        if !self.has_room(entry.offset(), entry.end()) {
-            return false;
+        let has_room = self.has_room(entry.offset(), entry.end());
+        if has_room {
+            self.put_at_once(entry);
         }
+        has_room
+    }
+
+    /// Puts in an entry for which there [is room](Self::has_room).
+    #[inline(always)]
+    pub(crate) fn put_at_once(&mut self, entry: Entry) {
         if let Some(sheet) = &mut self.sheet {
             sheet.mark(entry.offset(), entry.end() - 1);
         }
         self.put_in_slot(entry);
-        true
     }
 
     /// Puts in an entry that has bytes, unless it shares some with another; whether it was put in.

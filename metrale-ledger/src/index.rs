@@ -255,8 +255,8 @@ impl Space {
         Some(flips)
     }
 
-    /// [`insert_small`](Self::insert_small) where that is [quickly done](Page::put_small_quickly), in a page that is known;
-    /// else nothing is done.
+    /// [`insert_small`](Self::insert_small) where there is [quickly seen](Page::would_be_alone) to be room, in a page that is
+    /// known; else nothing is done.
     #[inline(always)]
     pub(crate) fn insert_small_quickly(
         &mut self,
@@ -279,13 +279,13 @@ impl Space {
         if !page.is_clear(nothing_spans) || !page.suits(place) {
             return None;
         }
+        let alone = page.would_be_alone(offset, bytes)?;
         if self.latest.pays() {
-            let alone = page.would_be_alone(offset, bytes)?;
             self.latest.hold(addr, bytes, item, alone);
             return Some(alone);
         }
         let first = page.is_untouched();
-        let alone = page.put_small_quickly(Entry::new(offset, bytes, item))?;
+        page.put_small_at_once(Entry::new(offset, bytes, item));
         if first {
             pages.note_touched();
         }

@@ -163,16 +163,11 @@ impl Page {
         (may_be && self.entries.has_room(offset, offset + bytes)).then_some(alone)
     }
 
-    /// [`put_small`](Self::put_small) where that is [quickly done](Entries::put_quickly); else nothing is done. The change is
-    /// told as whether this makes the page one of device memory.
+    /// Puts in a small device allocation for which there is [room](Self::would_be_alone).
     #[inline(always)]
-    pub(crate) fn put_small_quickly(&mut self, entry: Entry) -> Option<bool> {
-        let alone = self.small == 0;
-        if alone && self.large | self.arena != 0 || !self.entries.put_quickly(entry) {
-            return None;
-        }
+    pub(crate) fn put_small_at_once(&mut self, entry: Entry) {
+        self.entries.put_at_once(entry);
         self.small += 1;
-        Some(alone)
     }
 
     /// Takes out the entry that begins at `offset`, if it may go; and the change of the counts of pages.

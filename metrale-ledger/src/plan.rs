@@ -109,7 +109,6 @@ struct Live {
     place: Option<PlacementId>,
     label: u32,
     /// What whoever follows a log notes of it.
-    #[cfg_attr(not(feature = "trace"), allow(dead_code, reason = "there are no logs"))]
     note: u64,
 }
 
@@ -178,8 +177,8 @@ fn class_of(bytes: u64) -> usize {
     bytes.checked_ilog2().unwrap_or(0) as usize
 }
 
-/// Plans a stream of operations; a clone goes on from where it stands. Host memory: below 200 bytes for each of the most allocations that lived at once, however many
-/// came and went.
+/// Plans a stream of operations; a clone goes on from where it stands. Host memory: below 200 bytes for each of the most
+/// allocations that lived at once, however many came and went.
 #[derive(Clone)]
 pub struct Plan {
     placement: Placement,
@@ -239,21 +238,23 @@ impl Plan {
     /// # Errors
     /// [`PlanError::AlreadyLive`], or [`PlanError::Placement`] for what no 64 bits can count.
     pub fn alloc(&mut self, id: AllocationId, bytes: u64, label: Option<&str>) -> Result<Step, PlanError> {
-        self.alloc_noted(id, bytes, label, 0)
+        if let Some(live) = self.live.get(&id) {
+            let bytes = self.bytes_of(live);
+            self.count_operation();
+            return Err(PlanError::AlreadyLive { id, bytes });
+        }
+        Ok(self.alloc_noted(id, bytes, label, 0)?)
     }
 
-    /// [`alloc`](Self::alloc) with something to be known of it as long as it lives.
+    /// [`alloc`](Self::alloc) where none of that id lives, with something to be known of it as long as it does.
     pub(crate) fn alloc_noted(
         &mut self,
         id: AllocationId,
         bytes: u64,
         label: Option<&str>,
         note: u64,
-    ) -> Result<Step, PlanError> {
+    ) -> Result<Step, PlacementError> {
         let operation = self.count_operation();
-        if let Some(live) = self.live.get(&id) {
-            return Err(PlanError::AlreadyLive { id, bytes: self.bytes_of(live) });
-        }
         let placed = if bytes == 0 { None } else { Some(self.placement.alloc(bytes)?) };
         let label = label.map_or(NO_LABEL, |label| self.intern(label));
         self.live.insert(id, Live { place: placed.map(|placed| placed.id), label, note });
@@ -287,9 +288,8 @@ impl Plan {
             held.now.bytes += bytes;
             held.now.reserved += reserved;
         }
-        let is_fuller =
-            resident_bytes == peaks[RESIDENT].bytes && self.arena_bytes > self.fullest.arena_bytes;
-        if is_peak(RESIDENT) || is_fuller {
+        let fullest = (self.peaks[RESIDENT].bytes, self.fullest.arena_bytes);
+        if (resident_bytes, self.arena_bytes) > fullest {
             if !self.since_fullest.is_empty() {
                 self.since_fullest = HashMap::default();
             }
@@ -307,12 +307,20 @@ impl Plan {
     /// # Errors
     /// [`PlanError::NotLive`].
     pub fn free(&mut self, id: AllocationId) -> Result<Step, PlanError> {
-        let operation = self.count_operation();
-        if !self.take_off(id) {
-            return Err(PlanError::NotLive { id });
+        match self.free_noted(id) {
+            Some((step, ..)) => Ok(step),
+            None => {
+                self.count_operation();
+                Err(PlanError::NotLive { id })
+            }
         }
+    }
+
+    /// [`free`](Self::free) of one that lives, and its bytes and what was noted of it; else nothing is done.
+    pub(crate) fn free_noted(&mut self, id: AllocationId) -> Option<(Step, u64, u64)> {
+        let (bytes, note) = self.take_off(id)?;
         self.frees += 1;
-        Ok(Step { operation, live_bytes: self.live_bytes(), resident_bytes: self.resident_bytes() })
+        Some((self.pass(), bytes, note))
     }
 
     fn bytes_of(&self, live: &Live) -> u64 {
@@ -343,9 +351,9 @@ impl Plan {
         if bytes == 0 { Ok(()) } else { self.placement.would_take(bytes).map(drop) }
     }
 
-    /// Whether there was something to take off.
-    fn take_off(&mut self, id: AllocationId) -> bool {
-        let Some(live) = self.live.remove(&id) else { return false };
+    /// The bytes of what was taken off, and what was noted of it; none where there was nothing.
+    fn take_off(&mut self, id: AllocationId) -> Option<(u64, u64)> {
+        let live = self.live.remove(&id)?;
         let mut bytes = 0;
         let mut reserved = 0;
         if let Some(place) = live.place {
@@ -363,7 +371,7 @@ impl Plan {
             now.reserved -= reserved;
         }
         self.note_size(reserved, -1);
-        true
+        Some((bytes, live.note))
     }
 
     /// Counts an operation that changes nothing, as a failed allocation of a log: the next one is numbered after it.

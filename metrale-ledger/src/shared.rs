@@ -116,26 +116,27 @@ impl Shared {
 
     /// Locks the book with all shards in it and all lanes closed.
     fn whole(&self) -> MutexGuard<'_, Core> {
+        self.undealt().unwrap_or_else(|| self.call_back())
+    }
+
+    /// Locks the book, if all shards are in it.
+    fn undealt(&self) -> Option<MutexGuard<'_, Core>> {
         let mut core = self.core.lock();
-        if !core.dealt {
-            core.book.device.settle();
-            return core;
+        if core.dealt {
+            return None;
         }
-        drop(core);
-        self.call_back()
+        core.book.device.settle();
+        Some(core)
     }
 
     /// Gathers the shards. Whoever finds one gone comes here too, and waits for its turn.
     #[cold]
     fn call_back(&self) -> MutexGuard<'_, Core> {
         let _turn = self.turn.lock();
-        let mut core = self.core.lock();
-        if !core.dealt {
-            core.book.device.settle();
+        if let Some(core) = self.undealt() {
             return core;
         }
         // A thread in a shard may be waiting for the book, so the shards come first.
-        drop(core);
         let shards: [Option<Shard>; SHARDS] = from_fn(|i| self.shards[i].lock().take());
         let mut core = self.core.lock();
         for (place, shard) in core.book.device.shards.iter_mut().zip(shards) {

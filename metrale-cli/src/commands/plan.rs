@@ -115,7 +115,7 @@ fn plan_log(path: &Path, args: &PlanArgs, console: &mut Console<'_>) -> anyhow::
                 // The plan has counted it and is as it was.
                 let plan = follow.plan();
                 Step {
-                    operation: plan.summary().operations - 1,
+                    operation: follow.totals().rows - 1,
                     live_bytes: plan.live_bytes(),
                     resident_bytes: plan.resident_bytes(),
                 }

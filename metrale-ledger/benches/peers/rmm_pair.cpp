@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// What an allocation and its free cost in the tracking_resource_adaptor of RMM 26.10, over an upstream that does nothing: the work that
-// `benches/sides` has the ledger do, at the same addresses in the same order. Needs no GPU and makes no driver call.
+// What an allocation and its free cost in the tracking_resource_adaptor of RMM 26.10, over an upstream that does nothing: the
+// work that `benches/sides` has the ledger do, at the same addresses in the same order. Needs no GPU and makes no driver call.
 //
 //   rmm_pair LIVE ascending|scattered
 //

@@ -85,7 +85,6 @@ fn dealing_out_while_others_record() {
     });
 }
 
-/// A report in the middle is one moment: sums and groups agree.
 /// A ledger that keeps what is recorded at this address beside its page, as the latest of two records.
 fn holding_the_latest(addr: u64) -> Arc<Shared> {
     let ledger = Arc::new(Shared::new(1));
@@ -136,6 +135,7 @@ fn calling_back_while_the_latest_comes_to_be_held() {
     });
 }
 
+/// A report in the middle is one moment: sums and groups agree.
 #[test]
 fn a_report_while_others_record() {
     model(4, || {

@@ -7,7 +7,7 @@ use std::fmt;
 use super::row::{Action, Row};
 use crate::mixer::Mixer;
 use crate::placement::{PackingRule, PlacementError};
-use crate::plan::{Plan, PlanError, Step};
+use crate::plan::{Plan, Step};
 use crate::report::counted;
 
 /// Frees that are remembered at least, to tell a second free of one pointer from a free of an unknown one.
@@ -271,14 +271,10 @@ impl Follow {
         Ok(Followed { step, finding })
     }
 
+    /// Allocates where nothing is live.
     fn allocate(&mut self, row: &Row) -> Result<Step, PlacementError> {
         let note = Note::new(row.line, self.streams.number(row.stream));
-        let step = match self.plan.alloc_noted(row.pointer, row.bytes, row.location.as_deref(), note.0) {
-            Ok(step) => step,
-            Err(PlanError::Placement(error)) => return Err(error),
-            // None is live there: the caller has looked.
-            Err(_) => self.plan.pass(),
-        };
+        let step = self.plan.alloc_noted(row.pointer, row.bytes, row.location.as_deref(), note.0)?;
         self.totals.live_bytes = self.totals.live_bytes.saturating_add(row.bytes);
         if self.totals.live_bytes > self.totals.peak_live_bytes {
             self.totals.peak_live_bytes = self.totals.live_bytes;
@@ -288,7 +284,7 @@ impl Follow {
     }
 
     fn free(&mut self, row: &Row) -> (Step, Option<FindingKind>) {
-        let Some((bytes, note)) = self.plan.noted(row.pointer) else {
+        let Some((step, bytes, note)) = self.plan.free_noted(row.pointer) else {
             let before = self.freed.get(&row.pointer).or_else(|| self.freed_earlier.get(&row.pointer));
             let kind = match before {
                 Some(&line) => FindingKind::FreedBefore { line },
@@ -301,7 +297,6 @@ impl Follow {
         }
         self.freed.insert(row.pointer, row.line);
         self.totals.live_bytes -= bytes;
-        let step = self.plan.free(row.pointer).unwrap_or_else(|_| self.plan.pass());
         // Some logs write no size for a free.
         let kind = if row.bytes != 0 && row.bytes != bytes {
             Some(FindingKind::SizeDiffers { allocated: bytes })

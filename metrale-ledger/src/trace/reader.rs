@@ -18,6 +18,8 @@ const LONGEST_LINE: u64 = 64 << 10;
 const REMEMBERED: usize = 20;
 /// Cells of a line for which the host is asked for no memory; logs have six to twelve.
 const FEW: usize = 16;
+/// Said of an allocation without an address.
+const OF_FAILURES: &str = "an allocation that failed is an \"allocate failure\"";
 /// Of a line that makes no sense, as much is shown.
 const SHOWN: usize = 60;
 
@@ -268,9 +270,7 @@ impl<'a> Reader<'a> {
         let pointer = match cell(columns.pointer).ok_or_else(too_short)? {
             "" if action == Action::AllocateFailure => 0,
             "" if action == Action::Allocate => {
-                let reason =
-                    "the pointer is missing; an allocation that failed is an \"allocate failure\"".to_owned();
-                return Err(reason.into());
+                return Err(format!("the pointer is missing; {OF_FAILURES}").into());
             }
             written => columns::pointer(written)?,
         };
@@ -279,10 +279,7 @@ impl<'a> Reader<'a> {
             written => columns::bytes(written)?,
         };
         if action == Action::Allocate && pointer == 0 && bytes > 0 {
-            let reason = format!(
-                "{bytes} bytes are allocated at null; an allocation that failed is an \"allocate failure\""
-            );
-            return Err(reason.into());
+            return Err(format!("{bytes} bytes are allocated at null; {OF_FAILURES}").into());
         }
         if end == End::Log {
             let (many, usual) = (cells.len(), self.last_width.unwrap_or(columns.width));
