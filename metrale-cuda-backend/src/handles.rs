@@ -12,22 +12,24 @@
 //! ```
 //!
 //! The lock is held for a look-up, never over a call of the driver. A thread finds the handles that it used last without it,
-//! so a call on them costs the two counts of its entry's users.
+//! so a call on them costs the two counts of its entry's users. A graph's launches on the stream that it is always launched on
+//! go without these too: they are made with the graph locked, so who destroys the stream waits for the graph.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::panic::Location;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 use metrale_driver_sys::{CU_STREAM_PER_THREAD, DriverError, is_sticky};
 use metrale_registry::is_teardown_noop;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::ask;
 use crate::error::BadArgument;
+use crate::graph::Graph;
 use crate::graveyard::Graveyard;
 use crate::handle_map::HandleMap;
 use crate::numbers;
@@ -74,6 +76,8 @@ pub(crate) struct Entry {
     site: Site,
     /// Calls that have it, and how it left its table, where it did.
     users: AtomicUsize,
+    /// Graphs that are launched on it without being counted as users; `None` once there may be no more.
+    graphs: Mutex<Option<Vec<Weak<Graph>>>>,
 }
 
 /// Taken off to be destroyed by the last user.
@@ -112,6 +116,31 @@ impl Entry {
         self.users.compare_exchange(0, GONE, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
+    /// Whether this is a handle of a table, and still in it. Who had that answer with a [graph](Self::admit)'s lock held may use
+    /// the handle until the lock goes.
+    #[inline]
+    pub(crate) fn is_known_as(&self, raw: u64, table: u64) -> bool {
+        self.raw == raw && self.table == table && self.users.load(Ordering::Relaxed) & (DOOMED | GONE) == 0
+    }
+
+    /// Has a graph, whose lock is held, launched on it without being counted from now on; false where it is too late for that.
+    pub(crate) fn admit(&self, graph: &Arc<Graph>) -> bool {
+        let mut graphs = self.graphs.lock();
+        let Some(graphs) = graphs.as_mut() else { return false };
+        graphs.retain(|other| other.strong_count() > 0 && other.as_ptr() != Arc::as_ptr(graph));
+        graphs.push(Arc::downgrade(graph));
+        true
+    }
+
+    /// Waits for launches that are under way without being counted; it is out of its table, so none begins after that. With no
+    /// lock held.
+    fn dismiss(&self) {
+        let graphs = self.graphs.lock().take();
+        for graph in graphs.iter().flatten().filter_map(Weak::upgrade) {
+            drop(graph.lock());
+        }
+    }
+
     fn is_doomed(&self) -> bool {
         self.users.load(Ordering::Relaxed) & DOOMED != 0
     }
@@ -139,7 +168,6 @@ struct Known {
 #[derive(Debug)]
 pub(crate) struct Handles {
     kind: Kind,
-    /// What no other table has, nor had.
     number: u64,
     known: RwLock<Known>,
 }
@@ -170,7 +198,14 @@ impl Handles {
     }
 
     fn entry(&self, raw: u64, owner: Owner, site: Site) -> Entry {
-        Entry { kind: self.kind, raw, table: self.number, owner, site, users: AtomicUsize::new(0) }
+        let (users, graphs) = (AtomicUsize::new(0), Mutex::new(Some(Vec::new())));
+        Entry { kind: self.kind, raw, table: self.number, owner, site, users, graphs }
+    }
+
+    /// What no other table has, nor had.
+    #[inline]
+    pub(crate) const fn number(&self) -> u64 {
+        self.number
     }
 
     /// The handles that are known now, in their order.
@@ -219,8 +254,8 @@ impl Handles {
         Ok(entry)
     }
 
-    /// Takes a handle off without destroying it, where no call is using it.
-    fn release(&self, raw: u64, site: Site) -> Result<(), BadArgument> {
+    /// Takes a handle off without destroying it, where no call is using it that is counted.
+    fn release(&self, raw: u64, site: Site) -> Result<Arc<Entry>, BadArgument> {
         let kind = self.kind;
         let doing = match kind {
             Kind::Stream => "releasing a stream",
@@ -233,9 +268,10 @@ impl Handles {
                 "{doing}: a call on another thread is using {kind} {raw:#x} right now; try again when it has returned"
             )));
         }
+        let entry = Arc::clone(entry);
         known.live.remove(&raw);
         known.ended.bury(raw, End::Released(site));
-        Ok(())
+        Ok(entry)
     }
 
     /// Takes off all that are left, and returns those that are the backend's to destroy, in the order of their handles.
@@ -272,6 +308,11 @@ pub(crate) struct Held<'backend> {
 }
 
 impl Held<'_> {
+    /// What is known of the handle, where it might be destroyed.
+    pub(crate) fn entry(&self) -> Option<&Arc<Entry>> {
+        self.entry.as_ref()
+    }
+
     /// Whether it is to be destroyed when the last holder leaves.
     pub(crate) fn is_doomed(&self) -> bool {
         self.entry.as_ref().is_some_and(|entry| entry.is_doomed())
@@ -302,11 +343,16 @@ impl Drop for Held<'_> {
 }
 
 impl MetraleCudaBackend {
+    /// Whether a stream is there for as long as this backend: those used most are told by their number alone.
+    #[inline]
+    pub(crate) fn outlives(&self, stream: u64) -> bool {
+        stream == self.stream() || is_the_drivers(stream)
+    }
+
     /// Looks a stream up and keeps it alive. The thread is known to be bound.
     #[inline]
     pub(crate) fn hold_stream(&self, stream: u64, doing: &'static str) -> Result<Held<'_>, BadArgument> {
-        // Those used most are told by their number alone.
-        if stream == self.stream() || is_the_drivers(stream) {
+        if self.outlives(stream) {
             return Ok(Held { backend: self, entry: None });
         }
         Ok(Held { backend: self, entry: Some(self.streams().hold(stream, doing)?) })
@@ -320,6 +366,7 @@ impl MetraleCudaBackend {
 
     /// Has a handle that is unknown by now destroyed: now, or by the call on another thread that is still using it.
     pub(crate) fn end_doomed(&self, entry: &Entry) -> Result<(), DriverError> {
+        entry.dismiss();
         if entry.leave() { self.end_handle(entry) } else { Ok(()) }
     }
 
@@ -365,7 +412,8 @@ impl MetraleCudaBackend {
         let site = Location::caller();
         self.uncaptured(stream, WHAT, || ())?;
         self.outgrow_stream(stream);
-        Ok(self.uncaptured(stream, WHAT, || self.streams().release(stream, site))??)
+        self.uncaptured(stream, WHAT, || self.streams().release(stream, site))??.dismiss();
+        Ok(())
     }
 
     /// See [`GpuBackend::adopt_event`](crate::GpuBackend::adopt_event).
@@ -383,7 +431,8 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::release_event`](crate::GpuBackend::release_event).
     #[track_caller]
     pub fn release_event(&self, event: u64) -> anyhow::Result<()> {
-        Ok(self.events().release(event, Location::caller())?)
+        self.events().release(event, Location::caller())?;
+        Ok(())
     }
 
     /// Destroys the streams and events that nobody destroyed, with one warning. The context is current.

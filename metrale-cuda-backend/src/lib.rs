@@ -75,6 +75,7 @@ mod launch;
 pub mod memory;
 mod merged_report;
 mod n_tile;
+mod nap;
 mod numbers;
 mod op_cache;
 mod parts;

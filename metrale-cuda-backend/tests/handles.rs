@@ -4,6 +4,7 @@
 mod common;
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -11,8 +12,8 @@ use std::thread;
 use common::hooked::HookedDriver;
 use common::{KERNELS, backend, logged, sim, sim_with_kernels};
 use metrale_cuda_backend::{
-    BackendConfig, BadArgument, Copy2d, DevicePtr, DriverApi, DriverFn, KernelLaunch, LEGACY_STREAM,
-    MetraleCudaBackend, Remedy, Uploader, remedy,
+    BackendConfig, BadArgument, Copy2d, DevicePtr, DriverApi, DriverFn, GraphHandle, KernelLaunch,
+    LEGACY_STREAM, MetraleCudaBackend, Remedy, Uploader, remedy,
 };
 use metrale_driver_sim::driver_sys::SCALE;
 use metrale_driver_sim::{TraceDriver, on_both_drivers};
@@ -379,6 +380,105 @@ fn a_handle_destroyed_under_a_wait_lives_until_the_wait_is_over() {
             waiting.unwrap().join().unwrap();
             assert_eq!(trace.count(destroys), 1, "the last to leave destroys it");
         });
+    }
+}
+
+/// Launches of a graph on the stream where it is always launched are counted by nobody; so who ends the stream waits for one.
+#[test]
+fn a_stream_ended_under_a_graphs_launch_lives_until_that_has_returned() {
+    for release in [false, true] {
+        let (driver, entered, go) = with_a_long_wait(DriverFn::cuGraphLaunch);
+        let trace = Arc::new(TraceDriver::new(driver));
+        let backend = backend(trace.clone());
+        let (at, stream) = (backend.alloc(64).unwrap(), backend.create_stream().unwrap());
+        let graph = filling(&backend, at);
+        // So often that it is at home there.
+        (0..1000).for_each(|_| backend.launch_graph(graph, stream).unwrap());
+        thread::scope(|scope| {
+            let launching = thread::Builder::new().name("waits".into()).spawn_scoped(scope, || {
+                backend.bind_to_thread().unwrap();
+                backend.launch_graph(graph, stream).unwrap();
+            });
+            entered.recv().unwrap();
+            let ending = scope.spawn(|| {
+                backend.bind_to_thread().unwrap();
+                if release { backend.release_stream(stream) } else { backend.destroy_stream(stream) }
+            });
+            let how = if release { "was released at" } else { "was destroyed at" };
+            // Any use by this thread would keep a release from coming to pass.
+            thread::sleep(std::time::Duration::from_millis(100));
+            assert!(!ending.is_finished(), "it waits for the launch");
+            assert_eq!(trace.count(DriverFn::cuStreamDestroy_v2), 0);
+            go.send(()).unwrap();
+            launching.unwrap().join().unwrap();
+            ending.join().unwrap().unwrap();
+            let refused = backend.launch_graph(graph, stream).unwrap_err();
+            assert!(refused.is::<BadArgument>() && refused.to_string().contains(how), "{refused:#}");
+        });
+        assert_eq!(trace.count(DriverFn::cuStreamDestroy_v2), usize::from(!release));
+        assert_eq!(trace.count(DriverFn::cuGraphLaunch), 1001);
+        if release {
+            // SAFETY: it is alive, and this test's own.
+            unsafe { backend.adopt_stream(stream) }.unwrap();
+            (0..100).for_each(|_| backend.launch_graph(graph, stream).unwrap());
+        }
+        backend.synchronize().unwrap();
+        backend.destroy_graph(graph).unwrap();
+        backend.free(at).unwrap();
+    }
+}
+
+/// A graph that fills what is allocated there.
+fn filling(backend: &MetraleCudaBackend, at: DevicePtr) -> GraphHandle {
+    let capture = backend.capture(backend.stream()).unwrap();
+    backend.memset_async(at, 1, 64, backend.stream()).unwrap();
+    capture.end().unwrap()
+}
+
+on_both_drivers! {
+    /// Graphs that many threads launch on streams which come and go: each launch is done, or refused with how the stream ended.
+    streams_come_and_go_under_launches_of_graphs(driver) {
+        let backend = backend(driver);
+        let at = backend.alloc(64).unwrap();
+        let graphs = [(); 3].map(|()| filling(&backend, at));
+        for round in 0..30 {
+            let streams = [(); 2].map(|()| backend.create_stream().unwrap());
+            let launched = AtomicUsize::new(0);
+            thread::scope(|scope| {
+                for seed in 0..3_usize {
+                    let (backend, launched) = (&backend, &launched);
+                    scope.spawn(move || {
+                        backend.bind_to_thread().unwrap();
+                        // Each is at home on a stream, and now and then elsewhere.
+                        for count in 0_usize.. {
+                            let place = if count % 50 == seed { 1 } else { seed % 2 };
+                            let graph = graphs[if count % 7 == 0 { (seed + 1) % 3 } else { seed }];
+                            if let Err(error) = backend.launch_graph(graph, streams[place]) {
+                                let text = error.to_string();
+                                assert!(
+                                    error.is::<BadArgument>() && text.contains("was destroyed at"),
+                                    "{error:#}"
+                                );
+                                break;
+                            }
+                            launched.fetch_add(1, Ordering::Relaxed);
+                        }
+                    });
+                }
+                while launched.load(Ordering::Relaxed) < 100 + 20 * round {
+                    thread::yield_now();
+                }
+                streams.into_iter().for_each(|stream| backend.destroy_stream(stream).unwrap());
+            });
+        }
+        backend.synchronize().unwrap();
+        // They go on elsewhere.
+        let stream = backend.create_stream().unwrap();
+        (0..100).for_each(|_| backend.launch_graph(graphs[0], stream).unwrap());
+        backend.synchronize_stream(stream).unwrap();
+        backend.destroy_stream(stream).unwrap();
+        graphs.into_iter().for_each(|graph| backend.destroy_graph(graph).unwrap());
+        backend.free(at).unwrap();
     }
 }
 

@@ -61,6 +61,12 @@ impl Item {
         KINDS.into_iter().find(|kind| *kind as u64 == number).unwrap_or(AllocKind::Padding)
     }
 
+    /// Whether another is of the same kind.
+    #[inline(always)]
+    pub(crate) fn is_kind_of(&self, other: &Self) -> bool {
+        (self.rest ^ other.rest) & Self::KIND == 0
+    }
+
     #[inline]
     pub(crate) fn is_device(&self) -> bool {
         self.rest & Self::KIND == (AllocKind::Device as u64) << Self::KIND_SHIFT

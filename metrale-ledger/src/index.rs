@@ -60,6 +60,12 @@ impl Standing {
         self.item.kind() != AllocKind::Padding
     }
 
+    /// Whether another of this kind had this place and size.
+    #[inline(always)]
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        self.addr == other.addr && self.bytes == other.bytes && self.item.is_kind_of(&other.item)
+    }
+
     pub(crate) fn holds(&self, addr: u64) -> bool {
         self.addr == addr
             || Extent::new(self.addr, self.bytes).is_some_and(|e| e.first <= addr && addr <= e.last)

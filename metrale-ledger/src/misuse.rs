@@ -322,32 +322,51 @@ pub(crate) struct Tombstone {
 }
 
 /// The last frees, up to a limit, as a ring: a free on the hot path writes one stone and moves nothing.
-#[derive(Default)]
+///
+/// Of frees of one place and size right behind each other only the last is kept, since no question is answered by the others: so
+/// a line that takes and gives back again and again does not drive out what the others freed.
 pub(crate) struct Graveyard {
     stones: Vec<Tombstone>,
-    /// Where the next one goes, below the limit; before it the newest, and from it on, once the ring is full, the oldest.
-    next: usize,
+    /// Where the newest is, one before 0 while there is none. Behind it, once the ring is full, is the oldest.
+    newest: usize,
     limit: usize,
+}
+
+impl Default for Graveyard {
+    fn default() -> Self {
+        Self::new(0)
+    }
 }
 
 impl Graveyard {
     pub(crate) fn new(limit: usize) -> Self {
-        Self { stones: Vec::new(), next: 0, limit }
+        Self { stones: Vec::new(), newest: usize::MAX, limit }
     }
 
-    #[inline]
+    // Always inlined, so that a stone is cut where it stands: moving one costs as much.
+    #[inline(always)]
     pub(crate) fn bury(&mut self, stone: Tombstone) {
-        match self.stones.get_mut(self.next) {
+        match self.stones.get_mut(self.newest) {
+            Some(newest) if newest.was.is_like(&stone.was) => *newest = stone,
+            _ => self.bury_behind(stone),
+        }
+    }
+
+    #[inline(always)]
+    fn bury_behind(&mut self, stone: Tombstone) {
+        let next = self.newest.wrapping_add(1);
+        let next = if next == self.limit { 0 } else { next };
+        match self.stones.get_mut(next) {
             Some(oldest) => *oldest = stone,
             None if self.limit == 0 => return,
             None => self.stones.push(stone),
         }
-        self.next = if self.next + 1 == self.limit { 0 } else { self.next + 1 };
+        self.newest = next;
     }
 
     /// The last free among those that fit.
     pub(crate) fn last(&self, fits: impl Fn(&Standing) -> bool) -> Option<&Tombstone> {
-        let (newer, older) = self.stones.split_at(self.next);
+        let (newer, older) = self.stones.split_at(self.newest.wrapping_add(1));
         newer.iter().rev().chain(older.iter().rev()).find(|stone| fits(&stone.was))
     }
 
@@ -357,9 +376,9 @@ impl Graveyard {
         let undone = |stone: &Tombstone| stone.was.addr == addr && stone.was.item.index == index;
         if self.stones.iter().any(undone) {
             // Oldest first.
-            self.stones.rotate_left(self.next);
+            self.stones.rotate_left(self.newest.wrapping_add(1));
             self.stones.retain(|stone| !undone(stone));
-            self.next = self.stones.len();
+            self.newest = self.stones.len().wrapping_sub(1);
         }
     }
 }

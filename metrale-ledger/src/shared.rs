@@ -26,7 +26,7 @@ use crate::page::{Page, Where};
 use crate::published::{Published, Total};
 use crate::shard::{SHARDS, Shard};
 use crate::sync::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use crate::sync::{Apart, AtomicBool, AtomicU64, Mutex, MutexGuard, thread_number};
+use crate::sync::{Apart, AtomicBool, AtomicU64, Biased, BiasedGuard, Mutex, thread_number};
 use crate::{AllocKind, AllocRecord, LiveAllocation, Snapshot};
 
 /// Threads beyond this number share lanes. A lane is a bit of the meter's.
@@ -58,7 +58,7 @@ pub(crate) struct Core {
 }
 
 pub(crate) struct Shared {
-    core: Apart<Mutex<Core>>,
+    core: Apart<Biased<Core>>,
     published: Apart<Published>,
     /// The shards are dealt out, or were a moment ago.
     dealt: Apart<AtomicBool>,
@@ -98,7 +98,7 @@ impl Shared {
             closings: 0,
         };
         Self {
-            core: Apart(Mutex::new(core)),
+            core: Apart(Biased::new(core)),
             published: Apart::default(),
             dealt: Apart(AtomicBool::new(false)),
             peaks: AtomicU64::new(0),
@@ -115,12 +115,12 @@ impl Shared {
     // The whole.
 
     /// Locks the book with all shards in it and all lanes closed.
-    fn whole(&self) -> MutexGuard<'_, Core> {
+    fn whole(&self) -> BiasedGuard<'_, Core> {
         self.undealt().unwrap_or_else(|| self.call_back())
     }
 
     /// Locks the book, if all shards are in it.
-    fn undealt(&self) -> Option<MutexGuard<'_, Core>> {
+    fn undealt(&self) -> Option<BiasedGuard<'_, Core>> {
         let mut core = self.core.lock();
         if core.dealt {
             return None;
@@ -131,7 +131,7 @@ impl Shared {
 
     /// Gathers the shards. Whoever finds one gone comes here too, and waits for its turn.
     #[cold]
-    fn call_back(&self) -> MutexGuard<'_, Core> {
+    fn call_back(&self) -> BiasedGuard<'_, Core> {
         let _turn = self.turn.lock();
         if let Some(core) = self.undealt() {
             return core;
@@ -198,7 +198,7 @@ impl Shared {
     /// Locks the whole for an everyday operation, unless the shards are dealt out, if only since a moment ago: then whoever
     /// waited has no need of the whole. Who finds the lock taken notes that.
     #[inline]
-    fn whole_often(&self) -> Option<MutexGuard<'_, Core>> {
+    fn whole_often(&self) -> Option<BiasedGuard<'_, Core>> {
         if self.dealt.load(Relaxed) {
             return None;
         }
@@ -210,7 +210,7 @@ impl Shared {
 
     /// [`whole_often`](Self::whole_often), where that needs no wait.
     #[inline(always)]
-    fn whole_at_once(&self) -> Option<MutexGuard<'_, Core>> {
+    fn whole_at_once(&self) -> Option<BiasedGuard<'_, Core>> {
         if self.dealt.load(Relaxed) {
             return None;
         }
@@ -219,7 +219,7 @@ impl Shared {
 
     /// Waits for the whole, and deals the shards out if threads meet too often.
     #[cold]
-    fn whole_met(&self) -> Option<MutexGuard<'_, Core>> {
+    fn whole_met(&self) -> Option<BiasedGuard<'_, Core>> {
         let (mut core, waited) = self.core.wait();
         if !core.dealt {
             let operations = core.book.meter.operations();
@@ -555,7 +555,7 @@ impl Shared {
     #[inline(never)]
     fn record_small_in(
         &self,
-        mut core: MutexGuard<'_, Core>,
+        mut core: BiasedGuard<'_, Core>,
         addr: u64,
         bytes: usize,
         site: &'static Location<'static>,
@@ -628,7 +628,7 @@ impl Shared {
     #[inline(never)]
     fn forget_small_in(
         &self,
-        mut core: MutexGuard<'_, Core>,
+        mut core: BiasedGuard<'_, Core>,
         addr: u64,
         freed_at: &'static Location<'static>,
     ) -> Option<AllocRecord> {

@@ -2,6 +2,8 @@
 //! Locks and atomics: the real ones, or loom's, which tries every interleaving of a small model.
 
 #[cfg(not(loom))]
+pub(crate) use metrale_lock::BiasedGuard;
+#[cfg(not(loom))]
 pub(crate) type MutexGuard<'a, T> = spin::mutex::SpinMutexGuard<'a, T>;
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,8 +17,35 @@ pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 #[cfg(not(loom))]
 const LONGEST_PAUSE: u32 = 2048;
 
-/// Held for tens of nanoseconds as a rule. Who finds it taken looks again after longer and longer pauses: then a holder that
-/// has more to do goes on with everything in its own caches, and many threads get through sooner than by taking turns.
+/// How one who finds a lock taken waits. Locks here are held for tens of nanoseconds as a rule. Who finds one taken looks again
+/// after longer and longer pauses: then a holder that has more to do goes on with everything in its own caches, and many threads
+/// get through sooner than by taking turns.
+#[cfg(not(loom))]
+struct Waiting {
+    pause: u32,
+    /// Pauses so far.
+    waited: u32,
+}
+
+#[cfg(not(loom))]
+impl Waiting {
+    const START: Self = Self { pause: 1, waited: 0 };
+
+    fn a_while(&mut self) {
+        for _ in 0..self.pause {
+            std::hint::spin_loop();
+        }
+        self.waited = self.waited.saturating_add(self.pause);
+        if self.pause < LONGEST_PAUSE {
+            self.pause *= 2;
+        } else {
+            // A holder that was put aside gets on.
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// For what any thread wants.
 #[cfg(not(loom))]
 pub(crate) struct Mutex<T>(spin::mutex::SpinMutex<T>);
 
@@ -35,31 +64,52 @@ impl<T> Mutex<T> {
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         match self.0.try_lock() {
             Some(guard) => guard,
-            None => self.wait().0,
+            None => self.wait(),
         }
+    }
+
+    #[cold]
+    fn wait(&self) -> MutexGuard<'_, T> {
+        let mut waiting = Waiting::START;
+        loop {
+            waiting.a_while();
+            if !self.0.is_locked()
+                && let Some(guard) = self.0.try_lock()
+            {
+                return guard;
+            }
+        }
+    }
+}
+
+/// For what one thread wants most of the time: half of what a record would cost it otherwise is taking a lock.
+#[cfg(not(loom))]
+pub(crate) struct Biased<T>(metrale_lock::BiasedMutex<T>);
+
+#[cfg(not(loom))]
+impl<T> Biased<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(metrale_lock::BiasedMutex::new(value))
+    }
+
+    #[inline(always)]
+    pub(crate) fn try_lock(&self) -> Option<BiasedGuard<'_, T>> {
+        self.0.try_lock()
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> BiasedGuard<'_, T> {
+        let mut waiting = Waiting::START;
+        self.0.lock_by(|| waiting.a_while())
     }
 
     /// Locks what was found taken, and tells how many pauses that took.
     #[cold]
-    pub(crate) fn wait(&self) -> (MutexGuard<'_, T>, u32) {
-        let (mut pause, mut waited) = (1, 0_u32);
-        loop {
-            for _ in 0..pause {
-                std::hint::spin_loop();
-            }
-            waited = waited.saturating_add(pause);
-            if !self.0.is_locked()
-                && let Some(guard) = self.0.try_lock()
-            {
-                return (guard, waited);
-            }
-            if pause < LONGEST_PAUSE {
-                pause *= 2;
-            } else {
-                // A holder that was put aside gets on.
-                std::thread::yield_now();
-            }
-        }
+    pub(crate) fn wait(&self) -> (BiasedGuard<'_, T>, u32) {
+        let mut waiting = Waiting::START;
+        waiting.a_while();
+        let guard = self.0.lock_by(|| waiting.a_while());
+        (guard, waiting.waited)
     }
 }
 
@@ -85,6 +135,12 @@ impl<T> Mutex<T> {
         self.0.try_lock().ok()
     }
 }
+
+/// Who has a lock, and why at once no other, is tried in the lock's own models.
+#[cfg(loom)]
+pub(crate) type Biased<T> = Mutex<T>;
+#[cfg(loom)]
+pub(crate) type BiasedGuard<'a, T> = MutexGuard<'a, T>;
 
 /// Keeps what one thread writes off the cache lines of another (two lines, since they are fetched in pairs).
 #[derive(Default)]

@@ -299,6 +299,27 @@ fn tombstones_are_bounded() {
     assert_eq!(forgetful.try_forget(BASE), Err(ForgetError::Foreign { addr: BASE }));
 }
 
+/// Who takes one place and gives it back again and again leaves the frees before to be told of.
+#[test]
+fn frees_of_one_place_are_remembered_once() {
+    let ledger = Ledger::with_tombstones(2);
+    let take_and_give = |addr: u64, bytes: usize| {
+        ledger.record(addr, bytes, here());
+        ledger.forget(addr).unwrap().index
+    };
+    take_and_give(BASE, 512);
+    let mut last = None;
+    (0..100).for_each(|_| last = Some(take_and_give(BASE + 4096, 512)));
+    assert!(matches!(ledger.whois(BASE), Whois::Freed { .. }));
+    let Whois::Freed { freed, .. } = ledger.whois(BASE + 4096) else { panic!() };
+    assert_eq!(Some(freed.record.index), last);
+    // Of another size it is another, by which some bytes are told that the last one did not hold.
+    take_and_give(BASE + 4096, 256);
+    assert_eq!(ledger.whois(BASE), Whois::Unknown);
+    assert!(matches!(ledger.whois(BASE + 4096 + 300), Whois::Freed { .. }));
+    assert!(matches!(ledger.whois(BASE + 4096 + 100), Whois::Freed { .. }));
+}
+
 /// A free that the driver refused is none: it takes the place of none that was, whenever that is told.
 #[test]
 fn a_refused_free_drives_out_no_other() {

@@ -60,7 +60,11 @@ const JOBS: [Job; 17] = [
     Job { name: "package", what: "each crate builds from what would be published", run: package },
     Job { name: "load", what: "the README's first command", run: |_| passed(readme::run_with_its_sample()) },
     Job { name: "bare", what: "tests of the backend without its features", run: bare },
-    Job { name: "loom", what: "small models of the ledger's threads, in every interleaving", run: loom },
+    Job {
+        name: "loom",
+        what: "small models of the ledger's threads and of its lock, in every interleaving",
+        run: loom,
+    },
     Job {
         name: "models",
         what: "10,000 random cases of ledger and placement against naive models",
@@ -200,7 +204,7 @@ fn bare(_: &Metadata) -> Result<Outcome> {
 /// In a target folder of its own: all is built with another flag, which would have the jobs around it build anew.
 fn loom(metadata: &Metadata) -> Result<Outcome> {
     let flags = env::var("RUSTFLAGS").unwrap_or_default();
-    let test = ["test", "-p", "metrale-ledger", "--lib", "--release", "models"];
+    let test = ["test", "-p", "metrale-ledger", "-p", "metrale-lock", "--lib", "--release", "models"];
     passed(run_command(
         cargo(test)
             .env("RUSTFLAGS", format!("{flags} --cfg loom").trim_start())

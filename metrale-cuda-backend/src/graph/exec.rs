@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use anyhow::{Error, Result};
 use metrale_driver_sys::{
-    CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, CUDA_ERROR_NOT_SUPPORTED, CUgraph, CUgraphExecUpdateResultInfo,
-    CUgraphNode, DriverError, DriverFn, check, graph_instantiate, is_sticky,
+    CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUgraph,
+    CUgraphExecUpdateResultInfo, CUgraphNode, CUresult, DriverError, DriverFn, graph_instantiate, is_sticky,
 };
 use metrale_ledger::{AllocKind, LiveAllocation, Whois};
+use metrale_lock::BiasedMutex;
 use metrale_registry::is_teardown_noop;
 use metrale_telemetry::{Counter, Launch, LaunchKind, run_metrics};
-use spin::mutex::SpinMutex;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask, failed};
@@ -22,7 +22,7 @@ use crate::gpu::{DevicePtr, GraphHandle};
 use crate::graph::captures::Reach;
 use crate::graph::pins::Pin;
 use crate::graph::refusal::{Capturing, GraphFault};
-use crate::graph::room::{Graph, GraphState};
+use crate::graph::room::{Graph, GraphState, Home};
 use crate::graph::update::GraphUpdate;
 use crate::memory::Cost;
 use crate::parts::KEEPS_LEDGER;
@@ -59,11 +59,12 @@ impl MetraleCudaBackend {
                 device: self.seat().device,
                 host: Arc::downgrade(self.host()),
                 alive: AtomicBool::new(true),
-                state: SpinMutex::new(GraphState {
+                state: BiasedMutex::new(GraphState {
                     id: recorded.id,
                     captured_at: recorded.captured_at,
                     nodes,
                     bytes_measured,
+                    home: Home::default(),
                 }),
             };
             state.graphs.insert(handle, Arc::new(graph))
@@ -80,15 +81,48 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::launch_graph`](crate::GpuBackend::launch_graph).
     pub fn launch_graph(&self, graph: GraphHandle, stream: u64) -> Result<()> {
         self.bound_for(stream, LAUNCHING)?;
+        if self.seat().room.is_capturing() || self.config().debug_sync_kernels {
+            return self.launch_graph_with_care(graph, stream);
+        }
+        let launched = self.seat().with_graph(graph, |entry| {
+            let is_alive =
+                |home: &mut Home| self.outlives(stream) || home.is(stream, self.streams().number());
+            // SAFETY: such a stream stays alive while the graph is locked.
+            unsafe { self.launch_known(entry, stream, is_alive) }
+        });
+        match launched {
+            Some(Launched::Answered(CUDA_SUCCESS)) => Ok(()),
+            Some(Launched::Answered(status)) => Err(self.not_launched(graph, stream, status)),
+            Some(Launched::Not) => self.launch_graph_with_care(graph, stream),
+            None => Err(self.no_graph(graph, LAUNCHING)),
+        }
+    }
+
+    /// [`launch_graph`](Self::launch_graph) where a capture may be in the way, each launch is waited for, the graph is launched
+    /// elsewhere as a rule, or something is not as it should be.
+    #[cold]
+    fn launch_graph_with_care(&self, graph: GraphHandle, stream: u64) -> Result<()> {
         let held = self.hold_stream(stream, LAUNCHING)?;
         if self.seat().room.is_capturing() {
             self.may_launch_graph(stream)?;
         }
-        // SAFETY: the stream is held.
-        let launched = self.seat().with_graph(graph, |entry| unsafe { self.launch_known(entry, stream) });
-        let answer = launched.unwrap_or_else(|| Err(self.no_graph(graph, LAUNCHING)));
-        held.leave();
-        answer
+        let launched = self.seat().with_graph(graph, |entry| {
+            let is_alive = |home: &mut Home| {
+                held.entry().inspect(|held| home.launch_elsewhere(entry, stream, held));
+                true
+            };
+            // SAFETY: the stream is held.
+            match unsafe { self.launch_known(entry, stream, is_alive) } {
+                Launched::Answered(CUDA_SUCCESS) if self.config().debug_sync_kernels => {
+                    // SAFETY: the stream is held.
+                    Some(unsafe { self.find_graph_fault(entry, stream) })
+                }
+                Launched::Answered(CUDA_SUCCESS) => Some(Ok(())),
+                Launched::Answered(status) => Some(Err(self.not_launched(graph, stream, status))),
+                Launched::Not => None,
+            }
+        });
+        launched.flatten().unwrap_or_else(|| Err(self.no_graph(graph, LAUNCHING)))
     }
 
     /// Refuses to launch a graph on a stream that captures, or beside this thread's capture.
@@ -100,47 +134,51 @@ impl MetraleCudaBackend {
         self.not_beside_capture(stream, LAUNCHING)
     }
 
-    /// Launches a graph that was found.
+    /// Launches a graph that was found, if it is not destroyed yet, and `is_alive`, asked with the graph locked, says so of the
+    /// stream.
     ///
     /// # Safety
-    /// The stream stays alive over the call.
+    /// Where `is_alive` says so, the stream stays alive until the graph's lock goes.
     #[inline]
-    unsafe fn launch_known(&self, entry: &Graph, stream: u64) -> Result<()> {
-        run_metrics::process().trace().record(|| Launch::new(LaunchKind::Graph, Arc::clone(&entry.name)));
-        let status = {
-            let _alone = entry.state.lock();
-            if !entry.is_alive() {
-                return Err(self.no_graph(entry.handle, LAUNCHING));
-            }
-            // Not `ask!`: the probe latches a fault with what is known of it.
-            // SAFETY: no memory is passed; the graph is alive and nobody else is at it while the lock is held; the stream is
-            // alive, as the caller promises.
-            unsafe { self.driver().cuGraphLaunch(entry.handle.0, stream) }
-        };
-        if let Err(driver) = check(DriverFn::cuGraphLaunch, status) {
-            // SAFETY: the caller's promise.
-            return Err(unsafe { self.not_launched(entry, stream, driver) });
+    unsafe fn launch_known(
+        &self,
+        graph: &Graph,
+        stream: u64,
+        is_alive: impl FnOnce(&mut Home) -> bool,
+    ) -> Launched {
+        let mut state = graph.lock();
+        if !graph.is_alive() || !is_alive(&mut state.home) {
+            return Launched::Not;
         }
-        run_metrics::process().counters().count(Counter::GraphReplays);
-        if self.config().debug_sync_kernels {
-            // SAFETY: the caller's promise.
-            return unsafe { self.find_graph_fault(entry, stream) };
+        run_metrics::process().trace().record(|| Launch::new(LaunchKind::Graph, Arc::clone(&graph.name)));
+        // Not `ask!`: the probe latches a fault with what is known of it.
+        // SAFETY: no memory is passed; the graph is alive and nobody else is at it while the lock is held; the stream is alive as
+        // long, as the caller promises.
+        let status = unsafe { self.driver().cuGraphLaunch(graph.handle.0, stream) };
+        drop(state);
+        if status == CUDA_SUCCESS {
+            run_metrics::process().counters().count(Counter::GraphReplays);
         }
-        Ok(())
+        Launched::Answered(status)
     }
 
     /// The error for a launch that the driver refused, after a look at whether the context is lost.
-    ///
-    /// # Safety
-    /// The stream stays alive over the call.
     #[cold]
-    unsafe fn not_launched(&self, entry: &Graph, stream: u64, driver: DriverError) -> Error {
-        // SAFETY: the caller's promise.
-        unsafe { self.probe(driver, stream, || after(entry)) };
+    fn not_launched(&self, graph: GraphHandle, stream: u64, status: CUresult) -> Error {
+        let driver = DriverError { function: DriverFn::cuGraphLaunch, status };
+        let name = self.seat().room.with(|state| state.name_of(graph));
+        let after = || after_launch(&name);
+        match self.hold_stream(stream, LAUNCHING) {
+            // SAFETY: the stream is held.
+            Ok(_held) => unsafe { self.probe(driver, stream, after) },
+            // Destroyed since, so nothing more is to be learnt from it.
+            Err(_) if is_sticky(status) => self.latch().trip(driver, Some(after())),
+            Err(_) => {}
+        }
         if let Err(not_bound) = self.still_bound(driver, LAUNCHING) {
             return not_bound;
         }
-        failed(driver, format!("launching graph {:?} on stream {stream:#x}", entry.name), None)
+        failed(driver, format!("launching graph {name:?} on stream {stream:#x}"), None)
     }
 
     /// Waits for a launch and reports its fault.
@@ -153,7 +191,7 @@ impl MetraleCudaBackend {
         unsafe { self.debug_wait(stream) }.map_err(|driver| {
             let name = Arc::clone(&entry.name);
             if is_sticky(driver.status) {
-                self.latch().trip(driver, Some(after(entry)));
+                self.latch().trip(driver, Some(after_launch(&entry.name)));
                 GraphFault { name, stream, driver }.into()
             } else {
                 // The wait itself was refused: of the graph nothing is known, and the context goes on.
@@ -175,7 +213,7 @@ impl MetraleCudaBackend {
         let doing =
             || format!("updating graph {:?} with the capture begun at {}", entry.name, recorded.captured_at);
         let nodes_now = self.count_nodes(recorded.template).doing(doing)?;
-        let mut state = entry.state.lock();
+        let mut state = entry.lock();
         if !entry.is_alive() {
             return Err(self.no_graph(graph, WHAT));
         }
@@ -219,7 +257,7 @@ impl MetraleCudaBackend {
     pub fn pin_graph(&self, graph: GraphHandle, ptr: DevicePtr) -> Result<()> {
         const WHAT: &str = "pinning memory for a graph";
         let entry = self.known_graph(graph, WHAT)?;
-        let state = entry.state.lock();
+        let state = entry.lock();
         if !entry.is_alive() {
             return Err(self.no_graph(graph, WHAT));
         }
@@ -249,7 +287,7 @@ impl MetraleCudaBackend {
     /// Destroys a graph that is out of the table already; `there` is false where its context is gone. Where the driver
     /// refuses, the graph is as alive as before.
     fn end_graph(&self, graph: &Graph, there: bool, how: &'static str) -> Result<(), DriverError> {
-        let state = graph.state.lock();
+        let state = graph.lock();
         let answer = if there { self.destroy_exec(graph) } else { Ok(()) };
         match answer {
             Err(error) if !is_teardown_noop(error.status) => Err(error),
@@ -277,7 +315,7 @@ impl MetraleCudaBackend {
 
     /// A graph that is out of the table is no more: lets its memory go and remembers how it ended.
     fn lay_to_rest(&self, graph: &Graph, how: &'static str) {
-        self.bury(graph, &graph.state.lock(), how);
+        self.bury(graph, &graph.lock(), how);
     }
 
     /// As [`lay_to_rest`](Self::lay_to_rest), with the graph's lock held: it comes before the room's, everywhere.
@@ -354,7 +392,7 @@ impl MetraleCudaBackend {
         let mut doomed: Vec<_> = all
             .into_iter()
             .filter_map(|graph| {
-                let id = graph.state.lock().id;
+                let id = graph.lock().id;
                 self.seat().room.with(|state| {
                     let uses = state.pins.of(id);
                     let opaque = uses.is_some_and(|uses| uses.opaque_launches > 0);
@@ -427,9 +465,17 @@ impl MetraleCudaBackend {
     }
 }
 
+/// What came of the launch of a graph that was found.
+enum Launched {
+    /// What the driver answered.
+    Answered(CUresult),
+    /// Nothing: the graph is no more, or the stream may not be alive.
+    Not,
+}
+
 /// What a fault was met after.
-fn after(launched: &Graph) -> String {
-    format!("the launch of graph {:?}", launched.name)
+fn after_launch(name: &str) -> String {
+    format!("the launch of graph {name:?}")
 }
 
 fn not_updatable() -> NotSupported {

@@ -70,7 +70,7 @@ impl MetraleCudaBackend {
         let mut infos: Vec<_> = all
             .into_iter()
             .map(|graph| {
-                let state = graph.state.lock();
+                let state = graph.lock();
                 let uses = self.seat().room.with(|room| room.pins.of(state.id).cloned());
                 let (pinned, opaque_launches) = uses.map_or((Vec::new(), 0), |uses| {
                     (uses.memory.into_values().collect(), uses.opaque_launches)

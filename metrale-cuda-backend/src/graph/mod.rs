@@ -31,4 +31,4 @@ pub use update::GraphUpdate;
 
 pub(crate) use captures::Reach;
 pub(crate) use gate::Uses;
-pub(crate) use room::Seat;
+pub(crate) use room::{Graph, Seat};

@@ -8,18 +8,18 @@ use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::Duration;
 
 use metrale_driver_sys::DriverApi;
+use metrale_lock::{BiasedGuard, BiasedMutex};
 use metrale_registry::CudaHost;
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use spin::RelaxStrategy;
-use spin::mutex::SpinMutex;
 
 use crate::gpu::GraphHandle;
 use crate::graph::captures::{Capture, Captures, Reach};
 use crate::graph::pins::{Pin, Pins};
 use crate::graph::sieve::Sieve;
+use crate::handles::Entry;
+use crate::nap::nap;
 use crate::numbers;
 use crate::recent::Recent;
 
@@ -27,36 +27,34 @@ use crate::recent::Recent;
 const REMEMBERED: usize = 64;
 
 /// A graph that can be launched.
+// In this order, and from the start of a cache line, so that a launch looks at two of them.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(crate) struct Graph {
     pub(crate) handle: GraphHandle,
-    pub(crate) name: Arc<str>,
-    /// The number of the backend that made it.
-    pub(crate) owner: u64,
     /// The number of the room it is in.
     pub(crate) room: u64,
     /// The device it was captured on.
     pub(crate) device: usize,
-    /// That device's host, which its backend keeps: the graph itself may be remembered for longer.
-    pub(crate) host: Weak<CudaHost>,
     /// Changed with the lock held.
     pub(crate) alive: AtomicBool,
-    /// Held over every driver call on the graph: the driver leaves it to its callers to make them one at a time. Seldom do two
-    /// threads want one graph at once, so what counts is that its release is a plain store.
-    pub(crate) state: SpinMutex<GraphState, Nap>,
-}
-
-/// How a thread waits for one that is at the same graph: asleep, since the driver may take long.
-#[derive(Debug)]
-pub(crate) struct Nap;
-
-impl RelaxStrategy for Nap {
-    fn relax() {
-        thread::sleep(Duration::from_micros(20));
-    }
+    /// Held over every driver call on the graph: the driver leaves it to its callers to make them one at a time. Nearly always
+    /// one thread launches a graph.
+    pub(crate) state: BiasedMutex<GraphState>,
+    pub(crate) name: Arc<str>,
+    /// The number of the backend that made it.
+    pub(crate) owner: u64,
+    /// That device's host, which its backend keeps: the graph itself may be remembered for longer.
+    pub(crate) host: Weak<CudaHost>,
 }
 
 impl Graph {
+    /// Its state, when no other thread is at it.
+    #[inline]
+    pub(crate) fn lock(&self) -> BiasedGuard<'_, GraphState> {
+        self.state.lock_by(nap)
+    }
+
     /// Whether it has not been destroyed. A caller who goes on to use it holds its lock.
     #[inline]
     pub(crate) fn is_alive(&self) -> bool {
@@ -65,12 +63,46 @@ impl Graph {
 }
 
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct GraphState {
+    pub(crate) home: Home,
     /// The number of the capture whose work it does.
     pub(crate) id: u64,
     pub(crate) captured_at: &'static Location<'static>,
     pub(crate) nodes: usize,
     pub(crate) bytes_measured: Option<i64>,
+}
+
+/// The stream that a graph is launched on as a rule. There its launches need not [hold](crate::handles::Held) the stream, for the
+/// graph's lock is held over them; see [`Entry::admit`].
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(crate) struct Home {
+    stream: Option<Arc<Entry>>,
+    /// The stream that it was last launched on elsewhere, and how often.
+    elsewhere: (u64, u32),
+}
+
+/// Launches elsewhere by which a graph moves there: seldom, where it is launched on several streams in turn.
+const TO_MOVE: u32 = 16;
+
+impl Home {
+    /// Whether this is the stream's handle in a table, and it is still known there. It then stays alive until the graph's lock
+    /// goes.
+    #[inline]
+    pub(crate) fn is(&self, stream: u64, table: u64) -> bool {
+        self.stream.as_ref().is_some_and(|home| home.is_known_as(stream, table))
+    }
+
+    /// Takes note of a launch on another stream.
+    pub(crate) fn launch_elsewhere(&mut self, graph: &Arc<Graph>, raw: u64, stream: &Arc<Entry>) {
+        let times = if self.elsewhere.0 == raw { self.elsewhere.1 + 1 } else { 1 };
+        self.elsewhere = (raw, times);
+        if times >= TO_MOVE {
+            self.elsewhere.1 = 0;
+            self.stream = stream.admit(graph).then(|| Arc::clone(stream));
+        }
+    }
 }
 
 /// A graph that is no more.
@@ -122,6 +154,13 @@ impl State {
     pub(crate) fn take_graph(&mut self, handle: GraphHandle, device: usize) -> Option<Arc<Graph>> {
         self.graph(handle, device)?;
         self.graphs.remove(&handle)
+    }
+
+    /// The name of the graph that has the handle, or had it last.
+    pub(crate) fn name_of(&self, handle: GraphHandle) -> Arc<str> {
+        let name = self.graphs.get(&handle).map(|graph| &graph.name);
+        let name = name.or_else(|| self.gone(handle).map(|gone| &gone.name));
+        name.map_or_else(|| "unnamed".into(), Arc::clone)
     }
 
     /// The last graph that had the handle.
@@ -254,7 +293,7 @@ impl Seat {
     /// Does something with a graph of this backend's device, and remembers it among those that the thread launched last:
     /// so the next time no lock of the room's and no reference count is needed to find it.
     #[inline]
-    pub(crate) fn with_graph<T>(&self, handle: GraphHandle, act: impl FnOnce(&Graph) -> T) -> Option<T> {
+    pub(crate) fn with_graph<T>(&self, handle: GraphHandle, act: impl FnOnce(&Arc<Graph>) -> T) -> Option<T> {
         let is_it = |graph: &Graph| {
             graph.handle == handle
                 && graph.room == self.room.number
