@@ -38,6 +38,20 @@ impl<T> Recent<T> {
         }
     }
 
+    /// Does something with what a handle stands for, if it [was kept](Self::keep) and still is what is looked for.
+    #[inline]
+    pub(crate) fn with<A>(
+        &self,
+        handle: u64,
+        is_it: impl FnOnce(&T) -> bool,
+        act: impl FnOnce(&Arc<T>) -> A,
+    ) -> Option<A> {
+        let kept = self.take(handle, is_it)?;
+        let answer = act(&kept);
+        self.keep(handle, kept);
+        Some(answer)
+    }
+
     /// Keeps what a handle stands for, in the place of what was there.
     #[inline]
     pub(crate) fn keep(&self, handle: u64, what: Arc<T>) {
@@ -71,6 +85,21 @@ mod tests {
         recent.keep(0x5555_0000_1000, Arc::clone(&kept));
         assert_eq!(recent.take(0x5555_0000_1000, |&kept| kept == 2), None);
         assert_eq!(Arc::strong_count(&kept), 1, "one that is not looked for is let go");
+    }
+
+    #[test]
+    fn what_is_used_in_place_is_kept_on_unless_another_came() {
+        let recent = Recent::new();
+        assert_eq!(recent.with(8, |_| true, |kept| **kept), None);
+        recent.keep(8, Arc::new(1));
+        assert_eq!(recent.with(8, |_| true, |kept| **kept), Some(1));
+        assert_eq!(
+            recent.with(8, |_| true, |_| recent.take(8, |_| true)),
+            Some(None),
+            "a use inside it finds nothing"
+        );
+        assert_eq!(recent.with(8, |&kept| kept == 2, |kept| **kept), None);
+        assert_eq!(recent.take(8, |_| true), None, "one that is not looked for is let go");
     }
 
     #[test]

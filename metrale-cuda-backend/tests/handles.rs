@@ -329,15 +329,18 @@ fn what_is_refused_never_reaches_the_driver() {
     backend.free(at).unwrap();
 }
 
-/// A driver on which one wait takes as long as the test wants: `(driver, entered, let go)`.
-fn with_a_long_wait(
+/// A driver on which a call takes as long as the test wants, on the thread `waits` and after as many others of it there:
+/// `(driver, entered, let go)`.
+fn with_a_long_call(
     function: DriverFn,
+    others: usize,
 ) -> (Arc<HookedDriver>, std::sync::mpsc::Receiver<()>, std::sync::mpsc::Sender<()>) {
     let driver = Arc::new(HookedDriver::new(sim()));
     let ((enter, entered), (go, gone)) = (channel(), channel());
-    let gone = Mutex::new(gone);
+    let (gone, calls) = (Mutex::new(gone), AtomicUsize::new(0));
     driver.before_each(move |called| {
-        if called == function && thread::current().name() == Some("waits") {
+        let counts = called == function && thread::current().name() == Some("waits");
+        if counts && calls.fetch_add(1, Ordering::Relaxed) == others {
             enter.send(()).unwrap();
             gone.lock().unwrap().recv().unwrap();
         }
@@ -351,7 +354,7 @@ fn a_handle_destroyed_under_a_wait_lives_until_the_wait_is_over() {
         (DriverFn::cuStreamSynchronize, DriverFn::cuStreamDestroy_v2),
         (DriverFn::cuEventSynchronize, DriverFn::cuEventDestroy_v2),
     ] {
-        let (driver, entered, go) = with_a_long_wait(function);
+        let (driver, entered, go) = with_a_long_call(function, 0);
         let trace = Arc::new(TraceDriver::new(driver));
         let backend = backend(trace.clone());
         let of_streams = function == DriverFn::cuStreamSynchronize;
@@ -387,7 +390,7 @@ fn a_handle_destroyed_under_a_wait_lives_until_the_wait_is_over() {
 #[test]
 fn a_stream_ended_under_a_graphs_launch_lives_until_that_has_returned() {
     for release in [false, true] {
-        let (driver, entered, go) = with_a_long_wait(DriverFn::cuGraphLaunch);
+        let (driver, entered, go) = with_a_long_call(DriverFn::cuGraphLaunch, 2);
         let trace = Arc::new(TraceDriver::new(driver));
         let backend = backend(trace.clone());
         let (at, stream) = (backend.alloc(64).unwrap(), backend.create_stream().unwrap());
@@ -397,7 +400,7 @@ fn a_stream_ended_under_a_graphs_launch_lives_until_that_has_returned() {
         thread::scope(|scope| {
             let launching = thread::Builder::new().name("waits".into()).spawn_scoped(scope, || {
                 backend.bind_to_thread().unwrap();
-                backend.launch_graph(graph, stream).unwrap();
+                (0..3).for_each(|_| backend.launch_graph(graph, stream).unwrap());
             });
             entered.recv().unwrap();
             let ending = scope.spawn(|| {
@@ -407,16 +410,16 @@ fn a_stream_ended_under_a_graphs_launch_lives_until_that_has_returned() {
             let how = if release { "was released at" } else { "was destroyed at" };
             // Any use by this thread would keep a release from coming to pass.
             thread::sleep(std::time::Duration::from_millis(100));
-            assert!(!ending.is_finished(), "it waits for the launch");
-            assert_eq!(trace.count(DriverFn::cuStreamDestroy_v2), 0);
+            let before = (ending.is_finished(), trace.count(DriverFn::cuStreamDestroy_v2));
             go.send(()).unwrap();
+            assert_eq!(before, (false, 0), "it waits for the launch");
             launching.unwrap().join().unwrap();
             ending.join().unwrap().unwrap();
             let refused = backend.launch_graph(graph, stream).unwrap_err();
             assert!(refused.is::<BadArgument>() && refused.to_string().contains(how), "{refused:#}");
         });
         assert_eq!(trace.count(DriverFn::cuStreamDestroy_v2), usize::from(!release));
-        assert_eq!(trace.count(DriverFn::cuGraphLaunch), 1001);
+        assert_eq!(trace.count(DriverFn::cuGraphLaunch), 1003);
         if release {
             // SAFETY: it is alive, and this test's own.
             unsafe { backend.adopt_stream(stream) }.unwrap();

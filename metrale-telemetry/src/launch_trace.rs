@@ -247,6 +247,7 @@ struct Kept {
 
 /// Records launches while it is on. Off when made; then recording costs one relaxed load.
 #[derive(Debug)]
+#[repr(C)]
 pub struct LaunchTrace {
     on: AtomicBool,
     kept: Mutex<Kept>,

@@ -84,22 +84,21 @@ impl MetraleCudaBackend {
         if self.seat().room.is_capturing() || self.config().debug_sync_kernels {
             return self.launch_graph_with_care(graph, stream);
         }
-        let launched = self.seat().with_graph(graph, |entry| {
+        let launched = self.seat().with_recent_graph(graph, |entry| {
             let is_alive =
                 |home: &mut Home| self.outlives(stream) || home.is(stream, self.streams().number());
             // SAFETY: such a stream stays alive while the graph is locked.
-            unsafe { self.launch_known(entry, stream, is_alive) }
+            unsafe { self.launch_known(graph, entry, stream, is_alive) }
         });
         match launched {
             Some(Launched::Answered(CUDA_SUCCESS)) => Ok(()),
             Some(Launched::Answered(status)) => Err(self.not_launched(graph, stream, status)),
-            Some(Launched::Not) => self.launch_graph_with_care(graph, stream),
-            None => Err(self.no_graph(graph, LAUNCHING)),
+            Some(Launched::Not) | None => self.launch_graph_with_care(graph, stream),
         }
     }
 
     /// [`launch_graph`](Self::launch_graph) where a capture may be in the way, each launch is waited for, the graph is launched
-    /// elsewhere as a rule, or something is not as it should be.
+    /// elsewhere as a rule or by another thread, or something is not as it should be.
     #[cold]
     fn launch_graph_with_care(&self, graph: GraphHandle, stream: u64) -> Result<()> {
         let held = self.hold_stream(stream, LAUNCHING)?;
@@ -112,7 +111,7 @@ impl MetraleCudaBackend {
                 true
             };
             // SAFETY: the stream is held.
-            match unsafe { self.launch_known(entry, stream, is_alive) } {
+            match unsafe { self.launch_known(graph, entry, stream, is_alive) } {
                 Launched::Answered(CUDA_SUCCESS) if self.config().debug_sync_kernels => {
                     // SAFETY: the stream is held.
                     Some(unsafe { self.find_graph_fault(entry, stream) })
@@ -134,14 +133,15 @@ impl MetraleCudaBackend {
         self.not_beside_capture(stream, LAUNCHING)
     }
 
-    /// Launches a graph that was found, if it is not destroyed yet, and `is_alive`, asked with the graph locked, says so of the
+    /// Launches a graph that was found by its handle, if it is not destroyed yet, and `is_alive`, asked with the graph locked, says so of the
     /// stream.
     ///
     /// # Safety
-    /// Where `is_alive` says so, the stream stays alive until the graph's lock goes.
+    /// `handle` is the graph's. Where `is_alive` says so, the stream stays alive until the graph's lock goes.
     #[inline]
     unsafe fn launch_known(
         &self,
+        handle: GraphHandle,
         graph: &Graph,
         stream: u64,
         is_alive: impl FnOnce(&mut Home) -> bool,
@@ -151,10 +151,11 @@ impl MetraleCudaBackend {
             return Launched::Not;
         }
         run_metrics::process().trace().record(|| Launch::new(LaunchKind::Graph, Arc::clone(&graph.name)));
-        // Not `ask!`: the probe latches a fault with what is known of it.
+        // Not `ask!`: the probe latches a fault with what is known of it. By the caller's number, for which the call need not wait
+        // until memory has said what is known of the graph.
         // SAFETY: no memory is passed; the graph is alive and nobody else is at it while the lock is held; the stream is alive as
         // long, as the caller promises.
-        let status = unsafe { self.driver().cuGraphLaunch(graph.handle.0, stream) };
+        let status = unsafe { self.driver().cuGraphLaunch(handle.0, stream) };
         drop(state);
         if status == CUDA_SUCCESS {
             run_metrics::process().counters().count(Counter::GraphReplays);

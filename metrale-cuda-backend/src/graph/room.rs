@@ -290,22 +290,34 @@ impl Seat {
         self.room.with(|state| state.graph(handle, self.device).cloned())
     }
 
-    /// Does something with a graph of this backend's device, and remembers it among those that the thread launched last:
-    /// so the next time no lock of the room's and no reference count is needed to find it.
+    /// Whether a graph is what a handle stands for here.
     #[inline]
-    pub(crate) fn with_graph<T>(&self, handle: GraphHandle, act: impl FnOnce(&Arc<Graph>) -> T) -> Option<T> {
-        let is_it = |graph: &Graph| {
-            graph.handle == handle
-                && graph.room == self.room.number
-                && graph.device == self.device
-                && graph.is_alive()
-        };
-        let graph = match LAUNCHED.try_with(|recent| recent.take(handle.0, is_it)) {
-            Ok(Some(graph)) => graph,
-            Ok(None) | Err(_) => self.graph(handle)?,
-        };
-        let answer = act(&graph);
+    fn is_it(&self, handle: GraphHandle, graph: &Graph) -> bool {
+        graph.handle == handle
+            && graph.room == self.room.number
+            && graph.device == self.device
+            && graph.is_alive()
+    }
+
+    /// Does something with a graph that this thread launched lately: it takes no lock and counts no reference to find it.
+    #[inline]
+    pub(crate) fn with_recent_graph<T>(
+        &self,
+        handle: GraphHandle,
+        act: impl FnOnce(&Arc<Graph>) -> T,
+    ) -> Option<T> {
+        let is_it = |graph: &Graph| self.is_it(handle, graph);
         // A thread that is ending remembers nothing.
+        LAUNCHED.try_with(|recent| recent.with(handle.0, is_it, act)).ok()?
+    }
+
+    /// Does something with a graph of this backend's device, which is then among those that this thread launched lately.
+    #[cold]
+    pub(crate) fn with_graph<T>(&self, handle: GraphHandle, act: impl FnOnce(&Arc<Graph>) -> T) -> Option<T> {
+        let is_it = |graph: &Graph| self.is_it(handle, graph);
+        let recent = LAUNCHED.try_with(|recent| recent.take(handle.0, is_it)).ok().flatten();
+        let graph = recent.or_else(|| self.graph(handle))?;
+        let answer = act(&graph);
         let _ = LAUNCHED.try_with(|recent| recent.keep(handle.0, graph));
         Some(answer)
     }
