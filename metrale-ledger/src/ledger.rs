@@ -199,8 +199,9 @@ impl Ledger {
         Self::with_tombstones(TOMBSTONES)
     }
 
-    /// An empty ledger that remembers the last `frees` frees at least, at some 60 bytes each; 0 remembers none, and then a
-    /// double free is told as foreign. While threads work in shards, each shard remembers as many of its own.
+    /// An empty ledger that remembers the last `frees` frees at least, at some 60 bytes each, where those of one place and size
+    /// right behind each other are as one; 0 remembers none, and then a double free is told as foreign. While threads work in
+    /// shards, each shard remembers as many of its own.
     pub fn with_tombstones(frees: usize) -> Self {
         Self { shared: Arc::new(Shared::new(frees)) }
     }

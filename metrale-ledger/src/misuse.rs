@@ -323,8 +323,9 @@ pub(crate) struct Tombstone {
 
 /// The last frees, up to a limit, as a ring: a free on the hot path writes one stone and moves nothing.
 ///
-/// Of frees of one place and size right behind each other only the last is kept, since no question is answered by the others: so
-/// a line that takes and gives back again and again does not drive out what the others freed.
+/// Of frees of one place and size right behind each other only the last is kept, which alone answers what is asked: so a line that
+/// takes and gives back again and again does not drive out what the others freed. If that last one turns out not to have
+/// happened, the ones before are not remembered either; their place is live again then.
 pub(crate) struct Graveyard {
     stones: Vec<Tombstone>,
     /// Where the newest is, one before 0 while there is none. Behind it, once the ring is full, is the oldest.
