@@ -321,8 +321,9 @@ pub trait GpuBackend: Send + Sync {
     fn create_stream(&self) -> Result<u64>;
 
     /// Destroys a stream of [`create_stream`](Self::create_stream). Does not wait for its queued work, which the driver lets end;
-    /// of other threads' calls it waits for the launch of a graph only, until that has returned. Refused while it takes part in a capture. Whatever else is answered, the stream is not to be used again. What nobody
-    /// destroys, the backend's drop does.
+    /// of other threads' calls it waits for those only that are at a graph which is launched there as a rule, until they have
+    /// returned. Refused while it takes part in a capture. Whatever else is answered, the stream is not to be used again. What
+    /// nobody destroys, the backend's drop does.
     ///
     /// # Errors
     /// [`BadArgument`](crate::BadArgument) for the legacy stream and the backend's own, and for an adopted one.
@@ -342,8 +343,8 @@ pub trait GpuBackend: Send + Sync {
     unsafe fn adopt_stream(&self, stream: u64) -> Result<()>;
 
     /// Makes a stream unknown without destroying it: an adopted one, or one of [`create_stream`](Self::create_stream), which
-    /// is then the caller's to destroy. Refused while it takes part in a capture. Waits at most until another thread's launch of
-    /// a graph has returned; the driver is not asked.
+    /// is then the caller's to destroy. Refused while it takes part in a capture. Waits at most until other threads' calls have
+    /// returned that are at a graph which is launched there as a rule; the driver is not asked.
     ///
     /// # Errors
     /// [`BadArgument`](crate::BadArgument) while a call on another thread uses it: it is then still known.

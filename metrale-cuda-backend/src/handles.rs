@@ -76,8 +76,8 @@ pub(crate) struct Entry {
     site: Site,
     /// Calls that have it, and how it left its table, where it did.
     users: AtomicUsize,
-    /// Graphs that are launched on it without being counted as users; `None` once there may be no more.
-    graphs: Mutex<Option<Vec<Weak<Graph>>>>,
+    /// Graphs that are launched on it without being counted as users.
+    graphs: Mutex<Vec<Weak<Graph>>>,
 }
 
 /// Taken off to be destroyed by the last user.
@@ -123,21 +123,24 @@ impl Entry {
         self.raw == raw && self.table == table && self.users.load(Ordering::Relaxed) & (DOOMED | GONE) == 0
     }
 
-    /// Has a graph, whose lock is held, launched on it without being counted from now on; false where it is too late for that.
-    pub(crate) fn admit(&self, graph: &Arc<Graph>) -> bool {
+    /// Has a graph, whose lock is held, launched on it without being counted from now on.
+    pub(crate) fn admit(&self, graph: &Arc<Graph>) {
         let mut graphs = self.graphs.lock();
-        let Some(graphs) = graphs.as_mut() else { return false };
-        graphs.retain(|other| other.strong_count() > 0 && other.as_ptr() != Arc::as_ptr(graph));
+        graphs.retain(|other| other.strong_count() > 0);
         graphs.push(Arc::downgrade(graph));
-        true
     }
 
-    /// Waits for launches that are under way without being counted; it is out of its table, so none begins after that. With no
-    /// lock held.
+    /// Has a graph, whose lock is held, launched on it no more without being counted.
+    pub(crate) fn strike(&self, graph: &Arc<Graph>) {
+        self.graphs.lock().retain(|other| other.as_ptr() != Arc::as_ptr(graph));
+    }
+
+    /// Waits for launches that are under way without being counted. It is out of its table, and whoever locks one of its graphs
+    /// after that sees so; one that is admitted from here on, too, since it was by somebody who sees it. With no lock held.
     fn dismiss(&self) {
-        let graphs = self.graphs.lock().take();
-        for graph in graphs.iter().flatten().filter_map(Weak::upgrade) {
-            drop(graph.lock());
+        let graphs = std::mem::take(&mut *self.graphs.lock());
+        for graph in graphs.iter().filter_map(Weak::upgrade) {
+            graph.await_launch();
         }
     }
 
@@ -198,7 +201,7 @@ impl Handles {
     }
 
     fn entry(&self, raw: u64, owner: Owner, site: Site) -> Entry {
-        let (users, graphs) = (AtomicUsize::new(0), Mutex::new(Some(Vec::new())));
+        let (users, graphs) = (AtomicUsize::new(0), Mutex::default());
         Entry { kind: self.kind, raw, table: self.number, owner, site, users, graphs }
     }
 

@@ -53,6 +53,47 @@ fn byte(backend: &MetraleCudaBackend, at: DevicePtr) -> u8 {
     back[0]
 }
 
+/// A graph that was launched often is waited for like one that was not, where each launch is to be.
+#[test]
+fn each_of_many_launches_is_waited_for_where_that_was_asked_for() {
+    let trace = Arc::new(TraceDriver::new(Arc::new(sim())));
+    let mut config = BackendConfig::default();
+    config.debug_sync_kernels = true;
+    let backend = MetraleCudaBackend::builder().driver(trace.clone()).config(config).build().unwrap();
+    let at = backend.alloc(64).unwrap();
+    let graph = filling(&backend, at, 1, 64, "often");
+    let made = backend.create_stream().unwrap();
+    for stream in [backend.stream(), made] {
+        let before = trace.count(DriverFn::cuStreamSynchronize);
+        (0..100).for_each(|_| backend.launch_graph(graph, stream).unwrap());
+        assert_eq!(trace.count(DriverFn::cuStreamSynchronize) - before, 100);
+    }
+    backend.destroy_stream(made).unwrap();
+    backend.destroy_graph(graph).unwrap();
+    backend.free(at).unwrap();
+}
+
+/// A graph that was launched often is kept out of a capture like one that was not.
+#[test]
+fn a_graph_that_was_launched_often_is_launched_into_no_capture() {
+    let backend = backend(sim());
+    let at = backend.alloc(64).unwrap();
+    let graph = filling(&backend, at, 1, 64, "often");
+    let made = backend.create_stream().unwrap();
+    for stream in [backend.stream(), made] {
+        (0..100).for_each(|_| backend.launch_graph(graph, stream).unwrap());
+        let capture = backend.capture(stream).unwrap();
+        let refused = backend.launch_graph(graph, stream).unwrap_err();
+        assert!(refused.is::<Capturing>(), "{refused:#}");
+        drop(capture);
+        backend.launch_graph(graph, stream).unwrap();
+    }
+    backend.synchronize_stream(made).unwrap();
+    backend.destroy_stream(made).unwrap();
+    backend.destroy_graph(graph).unwrap();
+    backend.free(at).unwrap();
+}
+
 on_both_drivers! {
     /// The software driver runs every node on one thread in a debug build, so it replays fewer times; a GPU does all.
     a_graph_of_500_nodes_replays_10_000_times(driver; sim: sim_with_kernels()) {

@@ -4,7 +4,7 @@
 mod common;
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -429,6 +429,56 @@ fn a_stream_ended_under_a_graphs_launch_lives_until_that_has_returned() {
         backend.destroy_graph(graph).unwrap();
         backend.free(at).unwrap();
     }
+}
+
+/// What a graph was launched on often is no other backend's to launch it on, though the device and the graph are both's.
+#[test]
+fn a_graph_at_home_on_one_backends_stream_is_refused_there_by_another() {
+    let driver = sim();
+    let [one, other] = [backend(driver.clone()), backend(driver)];
+    let (at, stream) = (one.alloc(64).unwrap(), one.create_stream().unwrap());
+    let graph = filling(&one, at);
+    (0..1000).for_each(|_| one.launch_graph(graph, stream).unwrap());
+    (0..3).for_each(|_| other.launch_graph(graph, other.stream()).unwrap());
+    let refused = other.launch_graph(graph, stream).unwrap_err();
+    assert!(refused.to_string().contains("is no stream of this backend"), "{refused:#}");
+    one.launch_graph(graph, stream).unwrap();
+    one.synchronize().unwrap();
+    one.destroy_graph(graph).unwrap();
+    one.destroy_stream(stream).unwrap();
+    one.free(at).unwrap();
+}
+
+/// A thread that replays without a pause lets one go first that ends the stream.
+#[test]
+fn a_stream_is_ended_beside_endless_replays_elsewhere() {
+    let backend = backend(sim());
+    let at = backend.alloc(64).unwrap();
+    let graph = filling(&backend, at);
+    let over = AtomicBool::new(false);
+    for to_own in [true, false] {
+        let [stream, other] = [(); 2].map(|()| backend.create_stream().unwrap());
+        let (launched, elsewhere) = (AtomicUsize::new(0), if to_own { backend.stream() } else { other });
+        over.store(false, Ordering::Relaxed);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                backend.bind_to_thread().unwrap();
+                (0..100).for_each(|_| backend.launch_graph(graph, stream).unwrap());
+                while !over.load(Ordering::Relaxed) {
+                    backend.launch_graph(graph, elsewhere).unwrap();
+                    launched.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            while launched.load(Ordering::Relaxed) < 100 {
+                thread::yield_now();
+            }
+            backend.destroy_stream(stream).unwrap();
+            over.store(true, Ordering::Relaxed);
+        });
+        backend.destroy_stream(other).unwrap();
+    }
+    backend.destroy_graph(graph).unwrap();
+    backend.free(at).unwrap();
 }
 
 /// A graph that fills what is allocated there.

@@ -88,6 +88,8 @@ enum Dealt<T> {
 
 impl Shared {
     pub(crate) fn new(tombstones: usize) -> Self {
+        // Not at some record, which it would hold up.
+        metrale_lock::prepare();
         let core = Core {
             book: Book::new(tombstones),
             dealt: false,

@@ -320,6 +320,18 @@ fn frees_of_one_place_are_remembered_once() {
     assert!(matches!(ledger.whois(BASE + 4096 + 100), Whois::Freed { .. }));
 }
 
+/// Frees of two kinds are two, wherever they were: a second free of either is told as one.
+#[test]
+fn frees_of_one_place_by_two_kinds_are_remembered_both() {
+    let ledger = Ledger::new();
+    ledger.record(BASE, 512, here());
+    ledger.forget(BASE).unwrap();
+    ledger.record_as(BASE, 512, here(), AllocKind::Pinned);
+    ledger.try_forget_pinned(BASE).unwrap();
+    assert!(matches!(ledger.try_forget(BASE), Err(ForgetError::DoubleFree { .. })));
+    assert!(matches!(ledger.try_forget_pinned(BASE), Err(ForgetError::DoubleFree { .. })));
+}
+
 /// A free that the driver refused is none: it takes the place of none that was, whenever that is told.
 #[test]
 fn a_refused_free_drives_out_no_other() {

@@ -13,7 +13,7 @@ mod of_system {
 
     use rustix::thread::{MembarrierCommand, membarrier};
 
-    /// Whether the process may have the kernel run barriers; asked once.
+    /// Whether the process may have the kernel run barriers; asked once, which takes it milliseconds where it has threads.
     static REGISTERED: AtomicU8 = AtomicU8::new(UNKNOWN);
     const UNKNOWN: u8 = 0;
     const YES: u8 = 1;
@@ -25,13 +25,12 @@ mod of_system {
     }
 
     pub(crate) fn is_available() -> bool {
-        match REGISTERED.load(Ordering::Relaxed) {
-            UNKNOWN => {
-                let answer = register();
-                REGISTERED.store(if answer { YES } else { NO }, Ordering::Relaxed);
-                answer
-            }
-            known => known == YES,
+        REGISTERED.load(Ordering::Relaxed) == YES
+    }
+
+    pub(crate) fn prepare() {
+        if REGISTERED.load(Ordering::Relaxed) == UNKNOWN {
+            REGISTERED.store(if register() { YES } else { NO }, Ordering::Relaxed);
         }
     }
 
@@ -60,12 +59,14 @@ mod of_system {
         false
     }
 
+    pub(crate) fn prepare() {}
+
     pub(crate) fn light() {}
 
     pub(crate) fn heavy() {}
 }
 
-/// By the definition above.
+/// By the definition above, and more: a fence of loom's also releases and acquires, which the real light one does not.
 #[cfg(loom)]
 mod of_system {
     use loom::sync::atomic::{Ordering, fence};
@@ -73,6 +74,8 @@ mod of_system {
     pub(crate) fn is_available() -> bool {
         true
     }
+
+    pub(crate) fn prepare() {}
 
     pub(crate) fn light() {
         fence(Ordering::SeqCst);
@@ -83,4 +86,4 @@ mod of_system {
     }
 }
 
-pub(crate) use of_system::{heavy, is_available, light};
+pub(crate) use of_system::{heavy, is_available, light, prepare};

@@ -33,6 +33,7 @@ const SEATS: usize = 8;
 #[cfg(loom)]
 const SEATS: usize = 2;
 const SEAT_BITS: u32 = SEATS.trailing_zeros();
+const _: () = assert!(SEATS.is_power_of_two());
 
 /// Turns in a row after which a thread is made the owner, the first time: if as many follow, they save what it costs to take
 /// the bias back.
@@ -143,7 +144,8 @@ impl<T> BiasedMutex<T> {
         if self.owner.load(Relaxed) == owner {
             return Some(held);
         }
-        // With all that this thread did when it had the lock: who reads this does not read that it was let go then.
+        // With all that this thread did when it had the lock: who reads this does not read that it was let go then. (No model of
+        // loom's tells, for there the barrier above releases too.)
         held.store(false, Release);
         None
     }
@@ -151,6 +153,10 @@ impl<T> BiasedMutex<T> {
     /// The flag by which a thread has the lock from now on, whichever it is.
     #[inline(never)]
     fn try_as_any(&self) -> Option<&AtomicBool> {
+        if self.turns.load(Relaxed) + 1 >= self.wanted.load(Relaxed) {
+            // Not with the lock, since the first time it may take milliseconds.
+            barrier::prepare();
+        }
         self.locked.compare_exchange(false, true, Acquire, Relaxed).ok()?;
         if self.owner.load(Relaxed) != NOBODY {
             self.take_back();

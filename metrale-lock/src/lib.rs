@@ -17,7 +17,8 @@
 //! ```
 //!
 //! Each time a bias is taken back, the next one takes twice as many turns to come, up to a bound; so threads that take turns
-//! soon do as with any spin lock. Where the system has no such barrier (other systems than Linux, before 4.14, or where a
+//! soon do as with any spin lock. The first bias of a process asks the kernel for such barriers, which takes milliseconds where
+//! there are threads already: [`prepare`] does that at a time of one's own choice. Where the system has no such barrier (other systems than Linux, before 4.14, or where a
 //! sandbox forbids the call), nothing is ever biased.
 //!
 //! ```
@@ -39,3 +40,9 @@ mod sync;
 mod thread_token;
 
 pub use biased_mutex::{BiasedGuard, BiasedMutex};
+
+/// Asks the kernel, once in a process, for what it takes to bias locks. Else the first thread to be due for a bias does so, without
+/// the lock, and waits for some milliseconds if the process has other threads.
+pub fn prepare() {
+    barrier::prepare();
+}

@@ -11,7 +11,6 @@ static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
 
 #[cfg(not(loom))]
 thread_local! {
-    // With nothing to drop, it can be asked for until the thread has ended.
     static TOKEN: Cell<u64> = const { Cell::new(NONE) };
 }
 #[cfg(loom)]
@@ -22,7 +21,8 @@ loom::thread_local! {
 /// The thread's number, or what no lock's owner has as its number.
 #[inline(always)]
 pub(crate) fn known() -> u64 {
-    TOKEN.with(Cell::get)
+    // A thread whose token is gone already, as it ends, is as one that has none: no lock is biased to it.
+    TOKEN.try_with(Cell::get).unwrap_or(NONE)
 }
 
 /// The thread's number, which it is given if it has none: from 1.
@@ -32,6 +32,6 @@ pub(crate) fn get() -> u64 {
         return known;
     }
     let token = NEXT_TOKEN.fetch_add(1, Ordering::Relaxed);
-    TOKEN.with(|cell| cell.set(token));
+    let _ = TOKEN.try_with(|cell| cell.set(token));
     token
 }

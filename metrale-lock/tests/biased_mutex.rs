@@ -194,6 +194,19 @@ fn what_an_ended_thread_owned_is_anybodys() {
     assert_eq!(*mutex.lock(), 12 * MANY + 1);
 }
 
+/// The second owner's flag is its own, and is the one that others look at.
+#[test]
+fn a_second_owner_keeps_others_out() {
+    let mutex = BiasedMutex::new(0);
+    thread::scope(|scope| scope.spawn(|| turns(&mutex, MANY)).join()).unwrap();
+    turns(&mutex, MANY);
+    let guard = mutex.lock();
+    let out = thread::scope(|scope| scope.spawn(|| mutex.try_lock().is_none()).join());
+    assert!(out.unwrap());
+    drop(guard);
+    assert_eq!(*mutex.lock(), 2 * MANY);
+}
+
 #[test]
 fn a_holder_that_panics_lets_go() {
     for before in [0, MANY] {

@@ -2,7 +2,7 @@
 //! Instantiated graphs: making, launching, updating, destroying.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use anyhow::{Error, Result};
 use metrale_driver_sys::{
@@ -25,6 +25,7 @@ use crate::graph::refusal::{Capturing, GraphFault};
 use crate::graph::room::{Graph, GraphState, Home};
 use crate::graph::update::GraphUpdate;
 use crate::memory::Cost;
+use crate::nap::nap;
 use crate::parts::KEEPS_LEDGER;
 
 const LAUNCHING: &str = "launching a graph";
@@ -59,6 +60,7 @@ impl MetraleCudaBackend {
                 device: self.seat().device,
                 host: Arc::downgrade(self.host()),
                 alive: AtomicBool::new(true),
+                awaited: AtomicU32::new(0),
                 state: BiasedMutex::new(GraphState {
                     id: recorded.id,
                     captured_at: recorded.captured_at,
@@ -85,20 +87,24 @@ impl MetraleCudaBackend {
             return self.launch_graph_with_care(graph, stream);
         }
         let launched = self.seat().with_recent_graph(graph, |entry| {
+            if entry.is_awaited() {
+                return Launched::Not;
+            }
             let is_alive =
                 |home: &mut Home| self.outlives(stream) || home.is(stream, self.streams().number());
             // SAFETY: such a stream stays alive while the graph is locked.
             unsafe { self.launch_known(graph, entry, stream, is_alive) }
         });
         match launched {
-            Some(Launched::Answered(CUDA_SUCCESS)) => Ok(()),
-            Some(Launched::Answered(status)) => Err(self.not_launched(graph, stream, status)),
+            Some(Launched::Done) => Ok(()),
+            Some(Launched::Refused(error)) => Err(error),
             Some(Launched::Not) | None => self.launch_graph_with_care(graph, stream),
         }
     }
 
-    /// [`launch_graph`](Self::launch_graph) where a capture may be in the way, each launch is waited for, the graph is launched
-    /// elsewhere as a rule or by another thread, or something is not as it should be.
+    /// [`launch_graph`](Self::launch_graph) where a capture may be in the way, each launch is waited for, this thread did not
+    /// launch the graph lately, or somebody does so elsewhere as a rule, a thread waits for a launch to end, or something is not as
+    /// it should be.
     #[cold]
     fn launch_graph_with_care(&self, graph: GraphHandle, stream: u64) -> Result<()> {
         let held = self.hold_stream(stream, LAUNCHING)?;
@@ -106,18 +112,21 @@ impl MetraleCudaBackend {
             self.may_launch_graph(stream)?;
         }
         let launched = self.seat().with_graph(graph, |entry| {
+            while entry.is_awaited() {
+                nap();
+            }
             let is_alive = |home: &mut Home| {
-                held.entry().inspect(|held| home.launch_elsewhere(entry, stream, held));
+                held.entry().inspect(|held| home.note_launch(entry, stream, self.streams().number(), held));
                 true
             };
             // SAFETY: the stream is held.
             match unsafe { self.launch_known(graph, entry, stream, is_alive) } {
-                Launched::Answered(CUDA_SUCCESS) if self.config().debug_sync_kernels => {
+                Launched::Done if self.config().debug_sync_kernels => {
                     // SAFETY: the stream is held.
                     Some(unsafe { self.find_graph_fault(entry, stream) })
                 }
-                Launched::Answered(CUDA_SUCCESS) => Some(Ok(())),
-                Launched::Answered(status) => Some(Err(self.not_launched(graph, stream, status))),
+                Launched::Done => Some(Ok(())),
+                Launched::Refused(error) => Some(Err(error)),
                 Launched::Not => None,
             }
         });
@@ -157,25 +166,22 @@ impl MetraleCudaBackend {
         // long, as the caller promises.
         let status = unsafe { self.driver().cuGraphLaunch(handle.0, stream) };
         drop(state);
-        if status == CUDA_SUCCESS {
-            run_metrics::process().counters().count(Counter::GraphReplays);
+        if status != CUDA_SUCCESS {
+            return Launched::Refused(self.not_launched(&graph.name, stream, status));
         }
-        Launched::Answered(status)
+        run_metrics::process().counters().count(Counter::GraphReplays);
+        Launched::Done
     }
 
     /// The error for a launch that the driver refused, after a look at whether the context is lost.
     #[cold]
-    fn not_launched(&self, graph: GraphHandle, stream: u64, status: CUresult) -> Error {
+    fn not_launched(&self, name: &str, stream: u64, status: CUresult) -> Error {
         let driver = DriverError { function: DriverFn::cuGraphLaunch, status };
-        let name = self.seat().room.with(|state| state.name_of(graph));
-        let after = || after_launch(&name);
-        match self.hold_stream(stream, LAUNCHING) {
-            // SAFETY: the stream is held.
-            Ok(_held) => unsafe { self.probe(driver, stream, after) },
-            // Destroyed since, so nothing more is to be learnt from it.
-            Err(_) if is_sticky(status) => self.latch().trip(driver, Some(after())),
-            Err(_) => {}
-        }
+        // One that was destroyed meanwhile has nothing to tell; the backend's own may have.
+        let held = self.hold_stream(stream, LAUNCHING);
+        let asked = if held.is_ok() { stream } else { self.stream() };
+        // SAFETY: the stream is held, or lives as long as the backend.
+        unsafe { self.probe(driver, asked, || after_launch(name)) };
         if let Err(not_bound) = self.still_bound(driver, LAUNCHING) {
             return not_bound;
         }
@@ -468,9 +474,9 @@ impl MetraleCudaBackend {
 
 /// What came of the launch of a graph that was found.
 enum Launched {
-    /// What the driver answered.
-    Answered(CUresult),
-    /// Nothing: the graph is no more, or the stream may not be alive.
+    Done,
+    Refused(Error),
+    /// Nothing: the graph is no more, the stream may not be alive, or another thread had better go first.
     Not,
 }
 

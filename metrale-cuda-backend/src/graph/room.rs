@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::Location;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::thread;
 
@@ -38,6 +38,8 @@ pub(crate) struct Graph {
     pub(crate) device: usize,
     /// Changed with the lock held.
     pub(crate) alive: AtomicBool,
+    /// Threads that wait for a launch to end.
+    pub(crate) awaited: AtomicU32,
     /// Held over every driver call on the graph: the driver leaves it to its callers to make them one at a time. Nearly always
     /// one thread launches a graph.
     pub(crate) state: BiasedMutex<GraphState>,
@@ -53,6 +55,20 @@ impl Graph {
     #[inline]
     pub(crate) fn lock(&self) -> BiasedGuard<'_, GraphState> {
         self.state.lock_by(nap)
+    }
+
+    /// Whether a thread waits that [must not wait for many launches](Self::await_launch). Who would launch it had better let that
+    /// thread go first.
+    #[inline]
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.awaited.load(Relaxed) != 0
+    }
+
+    /// Waits until no launch is under way that has begun before.
+    pub(crate) fn await_launch(&self) {
+        self.awaited.fetch_add(1, Relaxed);
+        drop(self.lock());
+        self.awaited.fetch_sub(1, Relaxed);
     }
 
     /// Whether it has not been destroyed. A caller who goes on to use it holds its lock.
@@ -94,13 +110,20 @@ impl Home {
         self.stream.as_ref().is_some_and(|home| home.is_known_as(stream, table))
     }
 
-    /// Takes note of a launch on another stream.
-    pub(crate) fn launch_elsewhere(&mut self, graph: &Arc<Graph>, raw: u64, stream: &Arc<Entry>) {
-        let times = if self.elsewhere.0 == raw { self.elsewhere.1 + 1 } else { 1 };
-        self.elsewhere = (raw, times);
+    /// Takes note of a launch of a graph on a stream where it may not be at home.
+    pub(crate) fn note_launch(&mut self, graph: &Arc<Graph>, stream: u64, table: u64, entry: &Arc<Entry>) {
+        if self.is(stream, table) {
+            return;
+        }
+        let times = if self.elsewhere.0 == stream { self.elsewhere.1 + 1 } else { 1 };
+        self.elsewhere = (stream, times);
         if times >= TO_MOVE {
-            self.elsewhere.1 = 0;
-            self.stream = stream.admit(graph).then(|| Arc::clone(stream));
+            entry.admit(graph);
+            let before = self.stream.replace(Arc::clone(entry));
+            if let Some(before) = before {
+                before.strike(graph);
+            }
+            self.elsewhere = (0, 0);
         }
     }
 }
@@ -154,13 +177,6 @@ impl State {
     pub(crate) fn take_graph(&mut self, handle: GraphHandle, device: usize) -> Option<Arc<Graph>> {
         self.graph(handle, device)?;
         self.graphs.remove(&handle)
-    }
-
-    /// The name of the graph that has the handle, or had it last.
-    pub(crate) fn name_of(&self, handle: GraphHandle) -> Arc<str> {
-        let name = self.graphs.get(&handle).map(|graph| &graph.name);
-        let name = name.or_else(|| self.gone(handle).map(|gone| &gone.name));
-        name.map_or_else(|| "unnamed".into(), Arc::clone)
     }
 
     /// The last graph that had the handle.
