@@ -153,8 +153,9 @@ impl<T> BiasedMutex<T> {
     /// The flag by which a thread has the lock from now on, whichever it is.
     #[inline(never)]
     fn try_as_any(&self) -> Option<&AtomicBool> {
+        #[cfg(not(loom))]
+        // With no lock held, for the first time it may take milliseconds. Loom has barriers at hand.
         if self.turns.load(Relaxed) + 1 >= self.wanted.load(Relaxed) {
-            // Not with the lock, since the first time it may take milliseconds.
             barrier::prepare();
         }
         self.locked.compare_exchange(false, true, Acquire, Relaxed).ok()?;
