@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::Location;
 
 use metrale_ledger::placement::{PackingRule, Placement, PlacementId};
-use metrale_ledger::{AllocKind, ForgetError, Ledger, RecordMisuse, Whois, chunk_slack};
+use metrale_ledger::{
+    AllocKind, AllocRecord, ForgetError, FreedAllocation, Ledger, RecordMisuse, Whois, chunk_slack,
+};
 use proptest::prelude::*;
 
 const PAGE: u64 = 2 << 20;
@@ -24,8 +26,17 @@ enum Op {
 #[derive(Default)]
 struct Model {
     live: BTreeMap<u64, (usize, AllocKind)>,
-    freed: Vec<(u64, usize)>,
+    freed: Vec<Freed>,
     peak: usize,
+}
+
+/// A free that is remembered: its place, and the creation index of what was there.
+#[derive(Clone, Copy)]
+struct Freed {
+    addr: u64,
+    bytes: usize,
+    kind: AllocKind,
+    index: u64,
 }
 
 fn last_byte(addr: u64, bytes: usize) -> Option<u64> {
@@ -56,7 +67,22 @@ impl Model {
 
     fn is_in_freed(&self, addr: u64) -> bool {
         let held = |a: u64, b: usize| a == addr || (a <= addr && last_byte(a, b).is_some_and(|l| addr <= l));
-        self.freed.iter().any(|&(a, b)| held(a, b))
+        self.freed.iter().any(|freed| held(freed.addr, freed.bytes))
+    }
+
+    fn was_freed(&self, freed: &FreedAllocation) -> bool {
+        self.freed.iter().any(|other| (other.addr, other.bytes) == (freed.addr, freed.record.bytes))
+    }
+
+    /// Remembers a free, and forgets the one right before it if that was of the same place, size and kind: what is live there
+    /// since, or this free, answers for it.
+    fn bury(&mut self, addr: u64, record: &AllocRecord) {
+        let freed = Freed { addr, bytes: record.bytes, kind: record.kind, index: record.index };
+        let place = |freed: &Freed| (freed.addr, freed.bytes, freed.kind);
+        if self.freed.last().is_some_and(|last| place(last) == place(&freed)) {
+            self.freed.pop();
+        }
+        self.freed.push(freed);
     }
 
     fn pages(&self, fits: impl Fn(AllocKind) -> bool) -> BTreeSet<u64> {
@@ -107,6 +133,9 @@ fn run(ops: &[Op]) {
                 match answer.misuse.as_deref() {
                     Some(RecordMisuse::OverLive { displaced, .. }) => {
                         assert_eq!(old, Some((displaced.bytes, displaced.kind)));
+                        if displaced.kind != AllocKind::Padding {
+                            model.bury(addr, displaced);
+                        }
                     }
                     Some(RecordMisuse::Overlap { with, .. }) => {
                         assert!(old.is_none() && overlaps);
@@ -118,11 +147,6 @@ fn run(ops: &[Op]) {
                     None => assert!(old.is_none() && !overlaps && bytes > 0, "{op:?} passed"),
                     other => panic!("{op:?}: {other:?}"),
                 }
-                if let Some((bytes, kind)) = old
-                    && kind != AllocKind::Padding
-                {
-                    model.freed.push((addr, bytes));
-                }
                 model.live.insert(addr, (bytes, kind));
             }
             Op::Forget(addr) => {
@@ -131,7 +155,7 @@ fn run(ops: &[Op]) {
                     (Ok(record), Some((bytes, kind))) if kind.is_sweepable() => {
                         assert_eq!((record.bytes, record.kind), (bytes, kind));
                         model.live.remove(&addr);
-                        model.freed.push((addr, bytes));
+                        model.bury(addr, &record);
                         last_forgotten = Some((addr, record));
                     }
                     (Err(ForgetError::OtherKind { live }), Some((_, kind))) => {
@@ -140,7 +164,7 @@ fn run(ops: &[Op]) {
                     }
                     (Err(ForgetError::Null), None) => assert_eq!(addr, 0),
                     (Err(ForgetError::DoubleFree { now_inside, .. }), None) => {
-                        assert!(model.freed.iter().any(|&(a, _)| a == addr));
+                        assert!(model.freed.iter().any(|freed| freed.addr == addr));
                         assert_eq!(now_inside.map(|live| live.addr), model.own_owner(addr));
                     }
                     (Err(ForgetError::Interior { owner, .. }), None) => {
@@ -148,7 +172,7 @@ fn run(ops: &[Op]) {
                     }
                     (Err(ForgetError::InsideFreed { freed, .. }), None) => {
                         assert_eq!(model.own_owner(addr), None);
-                        assert!(model.freed.contains(&(freed.addr, freed.record.bytes)));
+                        assert!(model.was_freed(&freed));
                     }
                     (Err(ForgetError::Foreign { .. }), None) => {
                         assert_eq!(model.own_owner(addr), None);
@@ -172,7 +196,7 @@ fn run(ops: &[Op]) {
                 }
                 Whois::Freed { freed, .. } => {
                     assert_eq!(model.own_owner(addr), None);
-                    assert!(model.freed.contains(&(freed.addr, freed.record.bytes)));
+                    assert!(model.was_freed(&freed));
                 }
                 _ => {
                     assert_eq!(model.owner(addr), None);
@@ -184,8 +208,7 @@ fn run(ops: &[Op]) {
                     ledger.restore(addr, &record);
                     // What is live there by now stays; the free is no longer remembered in either case.
                     model.live.entry(addr).or_insert((record.bytes, record.kind));
-                    let at = model.freed.iter().rposition(|&f| f == (addr, record.bytes)).unwrap();
-                    model.freed.remove(at);
+                    model.freed.retain(|freed| (freed.addr, freed.index) != (addr, record.index));
                 }
             }
             Op::Drain => {
@@ -196,7 +219,7 @@ fn run(ops: &[Op]) {
                 told.sort_unstable();
                 assert_eq!(told, gone);
                 model.live.retain(|_, v| !v.1.is_sweepable());
-                model.freed.extend(gone);
+                drained.iter().for_each(|(addr, record)| model.bury(*addr, record));
             }
         }
         model.peak = model.peak.max(model.bytes(AllocKind::is_sweepable));
