@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The highest value of a total, and what each holder had there.
+//!
+//! A new peak only raises a number. A holder keeps its value of the last peak beside its present one, written when the holder
+//! first changes after that peak. So who held the peak is known at any time without copying all holders and without a history.
+//!
+//! ```text
+//!   total    10   25   20   22        peak: 25, number 2
+//!   holder    A    B    A    A        A had 10 at the peak and has 7 now; its 10 was kept when it fell to 5
+//! ```
+//!
+//! The order matters: change every holder first, then [`Peak::raise`]. The change that makes a peak is then part of it.
+
+/// The highest value so far, and how often it rose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Peak<H> {
+    height: H,
+    number: u64,
+}
+
+impl<H: Copy + Ord> Peak<H> {
+    /// Starts at `height`, as if the peak were now.
+    pub(crate) fn reset(&mut self, height: H) {
+        self.height = height;
+        self.number += 1;
+    }
+
+    /// Takes note of a new height. True where it is above every earlier one; of equal heights the first is the peak.
+    pub(crate) fn raise(&mut self, height: H) -> bool {
+        let is_higher = height > self.height;
+        if is_higher {
+            self.reset(height);
+        }
+        is_higher
+    }
+
+    /// How high the peak is.
+    pub(crate) fn height(&self) -> H {
+        self.height
+    }
+
+    /// Which peak this is; holders compare it.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+/// A value now and at the last of each of `N` kinds of peak.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held<T, const N: usize = 1> {
+    now: T,
+    /// The value at a peak, and the number of that peak. At any later peak the present value still holds.
+    kept: [(T, u64); N],
+}
+
+impl<T: Copy + Default, const N: usize> Default for Held<T, N> {
+    fn default() -> Self {
+        // No peak has this number.
+        Self { now: T::default(), kept: [(T::default(), u64::MAX); N] }
+    }
+}
+
+impl<T: Copy, const N: usize> Held<T, N> {
+    /// The value to be changed; its value at the last peaks, whose numbers these are, is kept first.
+    pub(crate) fn change(&mut self, peaks: [u64; N]) -> &mut T {
+        for (kept, number) in self.kept.iter_mut().zip(peaks) {
+            if kept.1 != number {
+                *kept = (self.now, number);
+            }
+        }
+        &mut self.now
+    }
+
+    pub(crate) fn now(&self) -> T {
+        self.now
+    }
+
+    /// The value at the last peak of kind `which`, whose number this is.
+    pub(crate) fn at_peak(&self, which: usize, number: u64) -> T {
+        let (value, of) = self.kept[which];
+        if of == number { value } else { self.now }
+    }
+}
