@@ -33,7 +33,7 @@ use std::fmt;
 
 pub(crate) use filling::Filling;
 
-use crate::report::counted;
+use crate::text::counted;
 
 /// The numbers of the packing rule; the rule itself is fixed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -30,9 +30,9 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::group::NO_LABEL;
-use crate::mixer::Mixer;
+use crate::groups::NO_LABEL;
 use crate::placement::{PackingRule, Placement, PlacementError, PlacementId};
+use rustc_hash::FxBuildHasher as Mixer;
 
 use orders::Sizes;
 pub use orders::{Order, Orders};

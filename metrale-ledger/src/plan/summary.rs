@@ -6,7 +6,7 @@ use std::fmt;
 use super::{Held, LIVE, Plan, RESIDENT, class_of};
 use crate::ByteSize;
 use crate::placement::PackingRule;
-use crate::report::counted;
+use crate::text::counted;
 
 /// What one label holds at a peak.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use std::fmt;
 
 use super::row::{Action, Row};
-use crate::mixer::Mixer;
 use crate::placement::{PackingRule, PlacementError};
 use crate::plan::{Plan, Step};
-use crate::report::counted;
+use crate::text::counted;
+use rustc_hash::FxBuildHasher as Mixer;
 
 /// Frees that are remembered at least, to tell a second free of one pointer from a free of an unknown one.
 const REMEMBERED_FREES: usize = 1 << 16;

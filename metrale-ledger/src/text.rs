@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A number of bytes as people read it, in units that mean what they say.
+//! How texts write sizes, names and numbers.
 
 use std::fmt;
+
+/// A number with its noun: `1 page`, `2 pages`.
+pub(crate) fn counted(n: u64, noun: &str) -> String {
+    if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
+}
 
 /// Shows bytes as `512 B`, `1.50 KiB`, `208.88 MiB`, `12.55 GiB` or `1.50 TiB`; 1 KiB is 1024 bytes. Width and alignment apply.
 ///
@@ -47,28 +52,37 @@ impl fmt::Display for ByteSize {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The name of a scope, a tag or a part in one line: characters that [`escapes`](Self::escapes) names are escaped, and an empty
+/// name is shown as `""`. So a name that a caller chose cannot forge a line of a report.
+///
+/// ```
+/// use metrale_ledger::Label;
+///
+/// assert_eq!(Label("layers.0/attn").to_string(), "layers.0/attn");
+/// assert_eq!(Label("two\nlines").to_string(), "two\\nlines");
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Label<'a>(pub &'a str);
 
-    #[test]
-    fn units_are_true_and_rounding_never_reaches_1024() {
-        for (bytes, text) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1.00 KiB"),
-            (1536, "1.50 KiB"),
-            ((1 << 20) - 1, "1.00 MiB"),
-            (1 << 20, "1.00 MiB"),
-            (219_030_644, "208.88 MiB"),
-            ((1 << 30) - 1, "1.00 GiB"),
-            (13_476_831_488, "12.55 GiB"),
-            (150_109_880_320, "139.80 GiB"),
-            (1 << 40, "1.00 TiB"),
-            (u64::MAX, "16777216.00 TiB"),
-        ] {
-            assert_eq!(ByteSize(bytes).to_string(), text, "{bytes}");
+impl Label<'_> {
+    /// Whether texts show this character escaped: control characters, separators of lines and paragraphs, which end a line in
+    /// many readers, and those that turn the direction of what follows, which make a line read as another.
+    pub fn escapes(c: char) -> bool {
+        c.is_control()
+            || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    }
+}
+
+impl fmt::Display for Label<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("\"\"");
         }
-        assert_eq!(format!("[{:>10}]", ByteSize(1536)), "[  1.50 KiB]");
+        if !self.0.contains(Self::escapes) {
+            return f.write_str(self.0);
+        }
+        self.0.chars().try_for_each(|c| {
+            if Self::escapes(c) { write!(f, "{}", c.escape_debug()) } else { write!(f, "{c}") }
+        })
     }
 }
