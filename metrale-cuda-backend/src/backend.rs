@@ -16,16 +16,16 @@ use metrale_registry::{
 use metrale_telemetry::{ModuleLoad, run_metrics};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::book::Book;
 use crate::call::{Doing, ask};
 use crate::config::BackendConfig;
 use crate::error::{BadArgument, FeatureOff, NotBound};
 use crate::fault_probe::{FaultLatch, noted};
 use crate::gpu::DevicePtr;
-use crate::graph::Seat;
+use crate::graph::GraphClient;
 use crate::handles::{Handles, Kind, is_the_drivers};
 use crate::launch::Kernels;
-use crate::memory::{Cost, Costs, MemInfo, MemInfoError, PinnedBook, Polling, memory_info_of, small_most};
+use crate::ledger_writer::LedgerWriter;
+use crate::memory::{Cost, Costs, MemInfo, MemInfoError, PinnedTable, Polling, memory_info_of, small_most};
 use crate::op_cache::OpCache;
 use crate::parts::HAS_REDZONE;
 use crate::redzone::{MAX_BAND_BYTES, Zones};
@@ -42,13 +42,13 @@ use crate::timing::Timing;
 /// modules unload, and with the last user of the device its context goes.
 pub struct MetraleCudaBackend {
     // In this order: graphs and the ledger's memory are given back by `drop`, before any field goes.
-    seat: Seat,
-    book: Book,
+    graph_client: GraphClient,
+    ledger_writer: LedgerWriter,
     /// Before the host: its kernels unload into a context that is there.
     zones: Zones,
     costs: Costs,
     polling: Polling,
-    pinned: Mutex<PinnedBook>,
+    pinned: Mutex<PinnedTable>,
     streams: Handles,
     events: Handles,
     kernels: Kernels,
@@ -164,8 +164,8 @@ impl BackendBuilder {
         let reads_pageable_memory = reads_pageable_memory(&host);
         let small_most = small_most(&config, host.facts().total_bytes);
         let backend = MetraleCudaBackend {
-            seat: Seat::take(&host),
-            book: Book::new(config.recent_events),
+            graph_client: GraphClient::new(&host),
+            ledger_writer: LedgerWriter::new(config.recent_events),
             zones: Zones::new(config.redzone.clone()),
             costs,
             polling: Polling::default(),
@@ -321,38 +321,38 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::live_bytes`](crate::GpuBackend::live_bytes).
     #[must_use]
     pub fn live_bytes(&self) -> usize {
-        self.book.ledger().live_bytes()
+        self.ledger_writer.ledger().live_bytes()
     }
 
     /// See [`GpuBackend::live_allocations`](crate::GpuBackend::live_allocations).
     #[must_use]
     pub fn live_allocations(&self) -> Vec<(DevicePtr, usize, String)> {
-        let live = self.book.ledger().live_allocations().into_iter();
+        let live = self.ledger_writer.ledger().live_allocations().into_iter();
         live.map(|(addr, record)| (DevicePtr(addr), record.bytes, record.site.to_string())).collect()
     }
 
     /// See [`GpuBackend::chunk_slack_bytes`](crate::GpuBackend::chunk_slack_bytes).
     #[must_use]
     pub fn chunk_slack_bytes(&self) -> usize {
-        self.book.ledger().chunk_slack_bytes()
+        self.ledger_writer.ledger().chunk_slack_bytes()
     }
 
     /// See [`GpuBackend::resident_bytes`](crate::GpuBackend::resident_bytes).
     #[must_use]
     pub fn resident_bytes(&self) -> usize {
-        self.book.ledger().resident_bytes()
+        self.ledger_writer.ledger().resident_bytes()
     }
 
     /// See [`GpuBackend::ledger_probe`](crate::GpuBackend::ledger_probe).
     #[must_use]
     pub fn ledger_probe(&self) -> LedgerProbe {
-        self.book.ledger().probe()
+        self.ledger_writer.ledger().probe()
     }
 
     /// See [`GpuBackend::alloc_report`](crate::GpuBackend::alloc_report).
     #[must_use]
     pub fn alloc_report(&self, top_n: usize, min_mb: usize) -> String {
-        let mut report = self.book.ledger().report(top_n, min_mb);
+        let mut report = self.ledger_writer.ledger().report(top_n, min_mb);
         for graph in self.graphs() {
             report.push_str(&format!("{graph}\n"));
         }
@@ -361,26 +361,26 @@ impl MetraleCudaBackend {
 
     /// See [`GpuBackend::scope`](crate::GpuBackend::scope).
     pub fn scope(&self, label: &str) -> ScopeGuard {
-        self.book.ledger().scope(label)
+        self.ledger_writer.ledger().scope(label)
     }
 
     /// See [`GpuBackend::tag`](crate::GpuBackend::tag).
     pub fn tag(&self, ptr: DevicePtr, tag: &str) -> bool {
-        self.book.ledger().tag(ptr.0, tag)
+        self.ledger_writer.ledger().tag(ptr.0, tag)
     }
 
     /// See [`GpuBackend::reset_peak`](crate::GpuBackend::reset_peak).
     pub fn reset_peak(&self) {
-        self.book.ledger().reset_peak();
+        self.ledger_writer.ledger().reset_peak();
     }
 
     /// Its place among the backends of the device, where captures and graphs are kept.
-    pub(crate) const fn seat(&self) -> &Seat {
-        &self.seat
+    pub(crate) const fn graph_client(&self) -> &GraphClient {
+        &self.graph_client
     }
 
-    pub(crate) const fn book(&self) -> &Book {
-        &self.book
+    pub(crate) const fn ledger_writer(&self) -> &LedgerWriter {
+        &self.ledger_writer
     }
 
     pub(crate) const fn zones(&self) -> &Zones {
@@ -396,7 +396,7 @@ impl MetraleCudaBackend {
     }
 
     /// The live pinned memory, locked. Never held over a call of the driver.
-    pub(crate) fn pinned_book(&self) -> MutexGuard<'_, PinnedBook> {
+    pub(crate) fn pinned_table(&self) -> MutexGuard<'_, PinnedTable> {
         self.pinned.lock()
     }
 
@@ -513,7 +513,7 @@ impl fmt::Debug for MetraleCudaBackend {
         f.debug_struct("MetraleCudaBackend")
             .field("host", &self.host)
             .field("config", &self.config)
-            .field("ledger", self.book.ledger())
+            .field("ledger", self.ledger_writer.ledger())
             .finish_non_exhaustive()
     }
 }

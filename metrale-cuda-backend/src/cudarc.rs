@@ -90,7 +90,7 @@ impl Drop for LedgerEntry<'_> {
         if self.is_freed {
             self.end_its_graphs();
         }
-        if let Err(error) = self.backend.book().forget(self.ptr.0, AllocKind::Arena) {
+        if let Err(error) = self.backend.ledger_writer().forget(self.ptr.0, AllocKind::Arena) {
             tracing::error!("an allocation of cudarc's left the ledger before it was let go of: {error}");
         }
     }
@@ -151,14 +151,14 @@ impl MetraleCudaBackend {
         let addr = slice.device_ptr(slice.stream()).0;
         // Asked first, since a record over a live one would take its place.
         let last = addr.saturating_add((bytes as u64).saturating_sub(1));
-        let held = [addr, last].into_iter().find_map(|at| match self.book().whois(at) {
+        let held = [addr, last].into_iter().find_map(|at| match self.ledger_writer().whois(at) {
             whois @ Whois::Live { .. } => Some(whois.to_string()),
             _ => None,
         });
         if let Some(reason) = held {
             return Err(AdoptError { slice, cause: taken(addr, bytes, &reason).into() });
         }
-        if let Err(misuse) = self.book().record(addr, bytes, AllocKind::Arena, site) {
+        if let Err(misuse) = self.ledger_writer().record(addr, bytes, AllocKind::Arena, site) {
             return Err(AdoptError { slice, cause: taken(addr, bytes, &misuse.to_string()).into() });
         }
         Ok(Adopted { entry: LedgerEntry { backend: self, ptr: DevicePtr(addr), is_freed: true }, slice })
@@ -188,14 +188,14 @@ mod tests {
             let (ptr, other) = (backend.alloc_arena(64).unwrap(), backend.alloc(64).unwrap());
             let (used, kept) = (filling(ptr, "used"), filling(other, "kept"));
             drop(LedgerEntry { backend: &backend, ptr, is_freed });
-            assert!(backend.book().ledger().allocations_of(AllocKind::Arena).is_empty());
+            assert!(backend.ledger_writer().ledger().allocations_of(AllocKind::Arena).is_empty());
             let launched = backend.launch_graph(used, stream);
             assert_eq!(launched.is_err(), is_freed, "{launched:?}");
             backend.launch_graph(kept, stream).unwrap();
             backend.synchronize_stream(stream).unwrap();
             backend.destroy_graph(kept).unwrap();
             backend.free(other).unwrap();
-            backend.give_to_driver(ptr.0).unwrap();
+            backend.driver_free(ptr.0).unwrap();
         }
     }
 }

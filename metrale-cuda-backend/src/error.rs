@@ -235,7 +235,7 @@ pub struct NotSupported {
 #[error(
     "the driver returned {bytes} bytes at {addr:#x}, which the ledger refuses: {reason}. Something freed the backend's \
      memory behind its back, or the ledger is wrong; {}",
-    match not_given_back {
+    match not_freed {
         None => "the new memory was given back".to_owned(),
         Some(error) => format!("the new memory could not be given back either, and is leaked: {error}"),
     }
@@ -249,14 +249,14 @@ pub struct LedgerConflict {
     /// The ledger's own answer.
     pub reason: String,
     /// The driver's answer where it did not take the memory back: it is then leaked, and on no book.
-    pub not_given_back: Option<DriverError>,
+    pub not_freed: Option<DriverError>,
 }
 
 impl LedgerConflict {
     /// What the caller can do.
     #[must_use]
     pub fn remedy(&self) -> Remedy {
-        match self.not_given_back.map(|error| remedy_of_status(error.status)) {
+        match self.not_freed.map(|error| remedy_of_status(error.status)) {
             Some(Remedy::Relaunch) => Remedy::Relaunch,
             _ => Remedy::ReportBug,
         }

@@ -136,8 +136,8 @@ impl MetraleCudaBackend {
         const WHAT: &str = "destroying an event";
         let site = Location::caller();
         self.bound(WHAT)?;
-        let entry = self.events().doom(event, site, WHAT)?;
-        self.end_doomed(&entry).doing(|| format!("destroying event {event:#x}"))
+        let entry = self.events().remove(event, site, WHAT)?;
+        self.destroy_removed_handle(entry).doing(|| format!("destroying event {event:#x}"))
     }
 }
 

@@ -343,8 +343,8 @@ pub trait GpuBackend: Send + Sync {
     unsafe fn adopt_stream(&self, stream: u64) -> Result<()>;
 
     /// Makes a stream unknown without destroying it: an adopted one, or one of [`create_stream`](Self::create_stream), which
-    /// is then the caller's to destroy. Refused while it takes part in a capture. Waits at most until other threads' calls have
-    /// returned that are at a graph which is launched there as a rule; the driver is not asked.
+    /// is then the caller's to destroy. Refused while it takes part in a capture. Does not block; the driver is not
+    /// asked.
     ///
     /// # Errors
     /// [`BadArgument`](crate::BadArgument) while a call on another thread uses it: it is then still known.

@@ -58,7 +58,6 @@
 //! * `metrale_scale` (off): builds for AMD's SCALE toolchain.
 
 mod backend;
-mod book;
 mod call;
 mod config;
 mod device_arch;
@@ -68,22 +67,20 @@ mod face;
 mod fault_probe;
 mod gpu;
 mod graph;
-mod graveyard;
 mod handle_map;
 mod handles;
 mod launch;
+mod ledger_writer;
 pub mod memory;
 mod merged_report;
 mod n_tile;
-mod nap;
-mod numbers;
 mod op_cache;
 mod parts;
-mod recent;
 mod signature;
 mod stream;
 mod sweep;
 mod timing;
+mod tombstones;
 
 // Decisions that need no driver.
 mod arch;

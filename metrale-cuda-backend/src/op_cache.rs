@@ -150,7 +150,7 @@ impl MetraleCudaBackend {
         let bytes = rounded(bytes);
         let larger = {
             let _scope = self.scope(&format!("op_cache/{op}"));
-            Scratch { ptr: self.take(bytes, AllocKind::Arena, site)?, bytes }
+            Scratch { ptr: self.alloc_kind(bytes, AllocKind::Arena, site)?, bytes }
         };
         if let Some(old) = scratches.present.insert(key, larger) {
             let event = self.event_behind(stream);
@@ -269,8 +269,8 @@ impl MetraleCudaBackend {
                 self.drop_event(event);
             }
             // Not `free_arena`, which has reasons to refuse that do not count any more: nobody launches from here on.
-            if self.book().forget(scratch.ptr.0, AllocKind::Arena).is_ok()
-                && let Err(error) = self.give_to_driver(scratch.ptr.0)
+            if self.ledger_writer().forget(scratch.ptr.0, AllocKind::Arena).is_ok()
+                && let Err(error) = self.driver_free(scratch.ptr.0)
             {
                 tracing::error!("{} bytes of scratch memory could not be freed: {error}", scratch.bytes);
             }

@@ -69,8 +69,8 @@ impl MetraleCudaBackend {
         self.bound(WHAT)?;
         self.uncaptured(stream, WHAT, || ())?;
         self.outgrow_stream(stream);
-        let entry = self.uncaptured(stream, WHAT, || self.streams().doom(stream, site, WHAT))??;
-        self.end_doomed(&entry).doing(|| format!("destroying stream {stream:#x}"))
+        let entry = self.uncaptured(stream, WHAT, || self.streams().remove(stream, site, WHAT))??;
+        self.destroy_removed_handle(entry).doing(|| format!("destroying stream {stream:#x}"))
     }
 
     /// See [`GpuBackend::synchronize_stream`](crate::GpuBackend::synchronize_stream).

@@ -172,7 +172,7 @@ fn conflict_that_leaks(status: i32) -> LedgerConflict {
 fn memory_that_neither_ledger_nor_driver_takes_is_told_with_the_drivers_answer() {
     let conflict = conflict_that_leaks(999);
     let refusal = DriverError { function: DriverFn::cuMemFree_v2, status: 999 };
-    assert_eq!((conflict.not_given_back, conflict.remedy()), (Some(refusal), Remedy::ReportBug));
+    assert_eq!((conflict.not_freed, conflict.remedy()), (Some(refusal), Remedy::ReportBug));
     let text = conflict.to_string();
     assert!(text.contains("is leaked") && text.contains(&refusal.to_string()), "{text}");
     assert_eq!(remedy(&conflict_that_leaks(700).into()), Some(Remedy::Relaunch));
@@ -192,7 +192,7 @@ fn pinned_memory_that_neither_ledger_nor_driver_takes_is_told_too() {
         backend.alloc_pinned(1 << 20).err()
     });
     let conflict = conflict.expect("an address comes again").downcast::<LedgerConflict>().expect("typed");
-    assert_eq!(conflict.not_given_back.map(|error| error.status), Some(999), "{conflict}");
+    assert_eq!(conflict.not_freed.map(|error| error.status), Some(999), "{conflict}");
 }
 
 #[test]

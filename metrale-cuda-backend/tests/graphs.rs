@@ -344,7 +344,7 @@ on_both_drivers! {
         backend.free(at).unwrap();
     }
 
-    threads_that_replay_one_graph_take_turns_until_it_is_destroyed(driver) {
+    threads_that_replay_one_graph_are_ordered_until_it_is_destroyed(driver) {
         let backend = backend(driver);
         let at = backend.alloc(64).unwrap();
         let graph = filling(&backend, at, 5, 64, "shared");
@@ -692,24 +692,24 @@ on_both_drivers! {
         backend.destroy_stream(stream).unwrap();
     }
 
-    /// A graph's use of one part leaves the others to be given back.
-    a_part_of_an_arena_that_a_graph_uses_is_not_given_back(driver) {
+    /// A graph's use of one part does not keep the other parts from being freed.
+    a_part_of_an_arena_that_a_graph_uses_is_not_freed(driver) {
         let backend = backend(driver);
         let arena = backend.packed_arena(8 * KIB).unwrap();
-        let [first, used, pinned] = ["first", "used", "pinned"].map(|name| arena.take(name, KIB).unwrap());
+        let [first, used, pinned] = ["first", "used", "pinned"].map(|name| arena.alloc(name, KIB).unwrap());
         let graph = filling(&backend, used.offset(512), 4, 512, "fill");
         backend.pin_graph(graph, pinned).unwrap();
         for part in [used, pinned] {
-            let error = arena.give(part).unwrap_err().downcast::<PinnedByGraph>().expect("typed");
-            assert!(error.to_string().contains("give") && error.to_string().contains("\"fill\""), "{error}");
+            let error = arena.free_part(part).unwrap_err().downcast::<PinnedByGraph>().expect("typed");
+            assert!(error.to_string().contains("free_part") && error.to_string().contains("\"fill\""), "{error}");
         }
-        arena.give(first).unwrap();
+        arena.free_part(first).unwrap();
         assert_eq!(arena.parts(), 2);
         replay(&backend, graph);
         assert_eq!(byte(&backend, used.offset(512)), 4);
         backend.destroy_graph(graph).unwrap();
-        arena.give(used).unwrap();
-        arena.give(pinned).unwrap();
+        arena.free_part(used).unwrap();
+        arena.free_part(pinned).unwrap();
         arena.free().unwrap();
     }
 

@@ -22,7 +22,7 @@ impl MetraleCudaBackend {
     /// The driver's used bytes and the ledger's totals, of one moment if the other threads let it be one.
     fn one_moment(&self) -> Result<(u64, Totals)> {
         let ask = || self.ask_memory_info().doing(|| "asking for the free memory".to_owned());
-        let ledger = self.book().ledger();
+        let ledger = self.ledger_writer().ledger();
         let mut before = ledger.snapshot().totals;
         for _ in 1..TRIES {
             let used_bytes = ask()?.used_bytes();

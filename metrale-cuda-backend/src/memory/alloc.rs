@@ -52,11 +52,11 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::alloc_managed`](crate::GpuBackend::alloc_managed).
     #[track_caller]
     pub fn alloc_managed(&self, bytes: usize) -> Result<DevicePtr> {
-        self.take(bytes, AllocKind::Managed, Location::caller())
+        self.alloc_kind(bytes, AllocKind::Managed, Location::caller())
     }
 
-    /// Gets memory of a kind from the driver and writes it down.
-    pub(crate) fn take(
+    /// Allocates memory of a kind and records it.
+    pub(crate) fn alloc_kind(
         &self,
         bytes: usize,
         kind: AllocKind,
@@ -78,15 +78,15 @@ impl MetraleCudaBackend {
         let _moving = self.moves(driver_bytes);
         let base = self
             .ask_for_memory(driver_bytes, kind)
-            .map_err(|error| self.not_given(error, bytes, kind, site))?;
+            .map_err(|error| self.alloc_error(error, bytes, kind, site))?;
         let addr = base.saturating_add(layout.front_bytes as u64);
-        self.record_given(base, addr, bytes, kind, site)?;
+        self.record_alloc(base, addr, bytes, kind, site)?;
         if let Some(plan) = plan.filter(|plan| plan.layout.has_bands())
             && let Err(error) = self.lay_bands(base, plan, site)
         {
             // What kept the bands from being laid is the error that counts.
-            let _ = self.book().forget(addr, kind);
-            if let Err(error) = self.give_to_driver(base) {
+            let _ = self.ledger_writer().forget(addr, kind);
+            if let Err(error) = self.driver_free(base) {
                 tracing::error!("{driver_bytes} bytes at {base:#x} could not be given back: {error}");
             }
             return Err(error);
@@ -95,7 +95,7 @@ impl MetraleCudaBackend {
     }
 
     /// Writes down what the driver has just given at `base`. What the ledger does not take goes back.
-    pub(crate) fn record_given(
+    pub(crate) fn record_alloc(
         &self,
         base: u64,
         addr: u64,
@@ -103,9 +103,9 @@ impl MetraleCudaBackend {
         kind: AllocKind,
         site: &'static Location<'static>,
     ) -> Result<(), LedgerConflict> {
-        self.book().record(addr, bytes, kind, site).map_err(|misuse| {
-            let not_given_back = self.give_to_driver(base).err();
-            LedgerConflict { addr, bytes, reason: misuse.to_string(), not_given_back }
+        self.ledger_writer().record(addr, bytes, kind, site).map_err(|misuse| {
+            let not_freed = self.driver_free(base).err();
+            LedgerConflict { addr, bytes, reason: misuse.to_string(), not_freed }
         })
     }
 
@@ -131,7 +131,7 @@ impl MetraleCudaBackend {
     }
 
     /// The error for memory that the driver did not give.
-    pub(crate) fn not_given(
+    pub(crate) fn alloc_error(
         &self,
         error: DriverError,
         bytes: usize,
@@ -145,9 +145,9 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// Takes memory off the ledger, then has the driver free it.
+    /// Removes memory from the ledger, then has the driver free it.
     #[track_caller]
-    pub(crate) fn give(&self, ptr: DevicePtr, kind: AllocKind, call: &'static str) -> Result<()> {
+    pub(crate) fn free_kind(&self, ptr: DevicePtr, kind: AllocKind, call: &'static str) -> Result<()> {
         if ptr.is_null() {
             return Ok(());
         }
@@ -163,19 +163,19 @@ impl MetraleCudaBackend {
         let record = self.forget(ptr.0, kind, call)?;
         let _moving = self.moves(record.as_ref().map_or(0, |record| record.bytes));
         if !there {
-            self.take_bands(ptr.0);
+            self.remove_bands(ptr.0);
             return Ok(());
         }
-        let Some(padded) = has_zones.then(|| self.take_bands(ptr.0)).flatten() else {
+        let Some(padded) = has_zones.then(|| self.remove_bands(ptr.0)).flatten() else {
             // The address says whose memory it is, so which context is current matters only where the driver says no.
-            return match self.give_to_driver(ptr.0) {
+            return match self.driver_free(ptr.0) {
                 Ok(()) => Ok(()),
                 Err(error) => self.not_freed(error, ptr, record.as_ref(), FREEING),
             };
         };
-        let answer = self.give_padded(&padded);
+        let answer = self.free_padded(&padded);
         if answer.is_err_and(|error| !is_teardown_noop(error.status)) {
-            self.put_bands_back(padded);
+            self.restore_bands(padded);
         }
         self.settle_free(answer, ptr.0, record.as_ref(), || format!("freeing {ptr}"))
     }
@@ -194,7 +194,7 @@ impl MetraleCudaBackend {
             // The context took the memory with it.
             Ok(false) => Ok(()),
             Err(not_bound) if not_bound.is::<NotBound>() => {
-                self.book().put_back(ptr.0, record);
+                self.ledger_writer().restore(ptr.0, record);
                 return Err(not_bound);
             }
             Ok(true) | Err(_) => Err(error),
@@ -215,7 +215,7 @@ impl MetraleCudaBackend {
         let site = Location::caller();
         let forgotten = {
             let _unpinned = self.unpinned(addr, kind, call, site)?;
-            self.book().forget(addr, kind)
+            self.ledger_writer().forget(addr, kind)
         };
         forgotten.map_err(|cause| self.not_forgotten(&cause, addr, call, site))
     }
@@ -264,7 +264,7 @@ impl MetraleCudaBackend {
             // The context took the memory with it.
             Err(error) if is_teardown_noop(error.status) => Ok(()),
             Err(error) => {
-                self.book().put_back(addr, record);
+                self.ledger_writer().restore(addr, record);
                 Err(failed(error, doing(), record.map(|record| format!("it stays on the ledger: {record}"))))
             }
         }
@@ -272,7 +272,7 @@ impl MetraleCudaBackend {
 
     /// The driver's free, alone.
     #[inline]
-    pub(crate) fn give_to_driver(&self, addr: u64) -> Result<(), DriverError> {
+    pub(crate) fn driver_free(&self, addr: u64) -> Result<(), DriverError> {
         // SAFETY: no memory is passed; the driver checks the address.
         unsafe { ask!(self.driver(), cuMemFree_v2(addr)) }
     }

@@ -29,7 +29,7 @@ impl ArenaSpace {
     }
 
     /// Takes `bytes` (above 0) aligned to `align`, a power of two: the offset, or none where there is no room.
-    pub(crate) fn take(&mut self, bytes: u64, align: u64) -> Option<u64> {
+    pub(crate) fn alloc(&mut self, bytes: u64, align: u64) -> Option<u64> {
         let length = bytes.checked_next_multiple_of(ARENA_GRANULE)?;
         let align = align.max(ARENA_GRANULE);
         let fits = |(&at, &hole): (&u64, &u64)| {
@@ -49,7 +49,7 @@ impl ArenaSpace {
     }
 
     /// Gives the part at `offset` back; false where none begins there.
-    pub(crate) fn give(&mut self, offset: u64) -> bool {
+    pub(crate) fn free(&mut self, offset: u64) -> bool {
         let Some(mut length) = self.taken.remove(&offset) else { return false };
         let mut start = offset;
         if let Some(after) = self.holes.remove(&(start + length)) {
@@ -90,25 +90,25 @@ mod tests {
     fn parts_lie_one_behind_the_other_and_holes_are_filled_from_the_front() {
         let mut space = ArenaSpace::new(1 << 21, 10_000);
         assert_eq!(space.free_bytes(), 9728, "19 granules");
-        assert_eq!(space.take(1, 1), Some(0));
-        assert_eq!(space.take(513, 16), Some(512));
-        assert_eq!(space.take(512, 4096), Some(4096));
-        assert_eq!(space.take(512, 1), Some(1536), "in front of the aligned one");
-        assert!(space.give(512));
-        assert!(!space.give(512) && !space.give(1) && !space.give(513));
-        assert_eq!(space.take(2000, 1), Some(2048), "the hole of 1024 is too small");
-        assert_eq!(space.take(1024, 1), Some(512));
+        assert_eq!(space.alloc(1, 1), Some(0));
+        assert_eq!(space.alloc(513, 16), Some(512));
+        assert_eq!(space.alloc(512, 4096), Some(4096));
+        assert_eq!(space.alloc(512, 1), Some(1536), "in front of the aligned one");
+        assert!(space.free(512));
+        assert!(!space.free(512) && !space.free(1) && !space.free(513));
+        assert_eq!(space.alloc(2000, 1), Some(2048), "the hole of 1024 is too small");
+        assert_eq!(space.alloc(1024, 1), Some(512));
         assert_eq!(
             (space.free_bytes(), space.largest_hole_bytes()),
             (9728 - 512 - 1024 - 512 - 512 - 2048, 5120)
         );
-        assert_eq!(space.take(5121, 1), None);
-        assert_eq!((space.take(u64::MAX, 1), space.take(1, 1 << 63)), (None, None));
+        assert_eq!(space.alloc(5121, 1), None);
+        assert_eq!((space.alloc(u64::MAX, 1), space.alloc(1, 1 << 63)), (None, None));
     }
 
     #[test]
     fn an_arena_below_a_granule_has_no_room() {
-        assert_eq!(ArenaSpace::new(0, 511).take(1, 1), None);
+        assert_eq!(ArenaSpace::new(0, 511).alloc(1, 1), None);
     }
 
     proptest! {
@@ -131,7 +131,7 @@ mod tests {
                         (base + at as u64 * 512).is_multiple_of(align) && owner[at..at + granules].iter().all(Option::is_none)
                     });
                     let naive = naive.filter(|_| granules <= GRANULES);
-                    let got = space.take(bytes, align);
+                    let got = space.alloc(bytes, align);
                     prop_assert_eq!(got, naive.map(|at| at as u64 * 512));
                     if let Some(at) = naive {
                         owner[at..at + granules].fill(Some(number));
@@ -139,7 +139,7 @@ mod tests {
                     }
                 } else {
                     let (offset, granules) = live.swap_remove(which.index(live.len()));
-                    prop_assert!(space.give(offset));
+                    prop_assert!(space.free(offset));
                     let at = (offset / 512) as usize;
                     owner[at..at + granules as usize].fill(None);
                 }
@@ -147,7 +147,7 @@ mod tests {
                 prop_assert_eq!((space.free_bytes(), space.parts()), (free, live.len()));
             }
             for (offset, _) in live {
-                prop_assert!(space.give(offset));
+                prop_assert!(space.free(offset));
             }
             prop_assert_eq!(space, ArenaSpace::new(base, 64 * 512));
         }

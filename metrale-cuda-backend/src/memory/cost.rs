@@ -141,7 +141,7 @@ impl MetraleCudaBackend {
     /// The driver's used bytes less the pages that the ledger knows.
     fn unledgered_bytes(&self) -> Option<i64> {
         let used = self.ask_memory_info().ok()?.used_bytes();
-        let ledger = self.book().ledger();
+        let ledger = self.ledger_writer().ledger();
         let pages = ledger.resident_bytes().saturating_add(ledger.arena_resident_bytes());
         Some(used as i64 - pages as i64)
     }

@@ -126,10 +126,10 @@ impl MetraleCudaBackend {
     ) -> OutOfMemory {
         // A driver that cannot say how much is free leaves the rest of the answer as useful as it was.
         let free_bytes = self.ask_memory_info().ok().map(|info| info.free_bytes);
-        let snapshot = self.book().ledger().snapshot();
+        let snapshot = self.ledger_writer().ledger().snapshot();
         let request =
             Request { kind, bytes: bytes as u64, site, driver, ordinal: self.ordinal(), free_bytes };
-        let mut events = self.book().ledger().recent_events();
+        let mut events = self.ledger_writer().ledger().recent_events();
         let last_events = events.split_off(events.len().saturating_sub(EVENTS));
         OutOfMemory { last_events, ..request.answer(&snapshot, self.total_bytes()) }
     }

@@ -29,7 +29,7 @@ pub enum ArenaError {
          free, {} the longest stretch; make the arena larger, or give parts back",
         ByteSize(*bytes), ByteSize(*arena_bytes), ByteSize(*free_bytes), ByteSize(*largest_hole_bytes)
     )]
-    NoRoom {
+    NoSpace {
         /// The name that was to be.
         name: String,
         /// Bytes asked for.
@@ -48,7 +48,7 @@ pub enum ArenaError {
         largest_hole_bytes: u64,
     },
     /// What was given back is no part of this arena, or no longer; the line of the first time is told where it is known.
-    #[error("give called at {site}: {cause}")]
+    #[error("free_part called at {site}: {cause}")]
     NotAPart {
         /// The line that called.
         site: &'static Location<'static>,
@@ -68,7 +68,7 @@ pub enum ArenaError {
 /// One allocation that gives out named parts of itself. Made by [`MetraleCudaBackend::packed_arena`], with a reference to the
 /// backend, or by [`packed_arena_owned`](MetraleCudaBackend::packed_arena_owned), with a share in it, to be kept beside it.
 ///
-/// [`take`](Self::take) and [`give`](Self::give) ask no driver and may be called from any thread. Dropped or
+/// [`alloc`](Self::alloc) and [`give`](Self::give) ask no driver and may be called from any thread. Dropped or
 /// [freed](Self::free), the arena goes back whole, and all parts with it: nothing may use them any more.
 ///
 /// ```
@@ -79,8 +79,8 @@ pub enum ArenaError {
 /// let sizes = [3 << 20, 4096, 100, 3 << 20];
 /// let bytes = PackedArena::bytes_for(sizes).expect("below 2^64");
 /// let arena = backend.packed_arena(bytes)?;
-/// let weight = arena.take("layers.0.weight", 3 << 20)?;
-/// let bias = arena.take("layers.0.bias", 4096)?;
+/// let weight = arena.alloc("layers.0.weight", 3 << 20)?;
+/// let bias = arena.alloc("layers.0.bias", 4096)?;
 /// assert_eq!(bias, weight.offset(3 << 20));
 /// backend.copy_h2d(&[7; 4096], bias)?;
 /// # if cfg!(feature = "ledger") {
@@ -88,7 +88,7 @@ pub enum ArenaError {
 /// assert!(backend.copy_h2d(&[7; 4097], bias).is_err());
 /// assert!(backend.alloc_report(10, 0).contains("layers.0.bias"));
 /// # }
-/// arena.give(bias)?;
+/// arena.free_part(bias)?;
 /// arena.free()?;
 /// # Ok::<(), anyhow::Error>(())
 /// ```
@@ -135,7 +135,7 @@ impl MetraleCudaBackend {
         if arena.record.kind != AllocKind::Arena {
             return None;
         }
-        let ledger = self.book().ledger();
+        let ledger = self.ledger_writer().ledger();
         let part = ledger.sub_range_at(addr)?;
         let end_of = |addr: u64, bytes: usize| addr.saturating_add(bytes as u64);
         let end = addr.saturating_add(bytes);
@@ -167,7 +167,7 @@ impl<B: Deref<Target = MetraleCudaBackend>> PackedArena<B> {
     fn new(backend: B, bytes: usize, site: &'static Location<'static>) -> Result<Self> {
         // More than can be rounded up is more than there is.
         let bytes = bytes.checked_next_multiple_of(ARENA_GRANULE as usize).unwrap_or(bytes);
-        let base = backend.take(bytes, AllocKind::Arena, site)?;
+        let base = backend.alloc_kind(bytes, AllocKind::Arena, site)?;
         let space = Mutex::new(ArenaSpace::new(base.0, bytes as u64));
         Ok(Self { backend, base, bytes, site, space, is_freed: false })
     }
@@ -175,23 +175,23 @@ impl<B: Deref<Target = MetraleCudaBackend>> PackedArena<B> {
     /// Takes `bytes` bytes under a name, aligned to 512. Asks no driver; allowed during a capture. The memory is not cleared.
     ///
     /// # Errors
-    /// [`ArenaError::NoRoom`]; [`BadArgument`](crate::BadArgument) for 0 bytes; [`ArenaError::Refused`] where the arena was
+    /// [`ArenaError::NoSpace`]; [`BadArgument`](crate::BadArgument) for 0 bytes; [`ArenaError::Refused`] where the arena was
     /// freed by its address.
     #[track_caller]
-    pub fn take(&self, name: &str, bytes: usize) -> Result<DevicePtr> {
-        self.take_at(name, bytes, 1, Location::caller())
+    pub fn alloc(&self, name: &str, bytes: usize) -> Result<DevicePtr> {
+        self.alloc_at(name, bytes, 1, Location::caller())
     }
 
-    /// [`take`](Self::take) with an alignment, a power of two.
+    /// [`alloc`](Self::alloc) with an alignment, a power of two.
     ///
     /// # Errors
     /// As there; [`BadArgument`](crate::BadArgument) for another alignment.
     #[track_caller]
-    pub fn take_aligned(&self, name: &str, bytes: usize, align: usize) -> Result<DevicePtr> {
-        self.take_at(name, bytes, align, Location::caller())
+    pub fn alloc_aligned(&self, name: &str, bytes: usize, align: usize) -> Result<DevicePtr> {
+        self.alloc_at(name, bytes, align, Location::caller())
     }
 
-    fn take_at(
+    fn alloc_at(
         &self,
         name: &str,
         bytes: usize,
@@ -211,8 +211,8 @@ impl<B: Deref<Target = MetraleCudaBackend>> PackedArena<B> {
             .into());
         }
         let mut space = self.space.lock();
-        let Some(offset) = space.take(bytes as u64, align as u64) else {
-            return Err(ArenaError::NoRoom {
+        let Some(offset) = space.alloc(bytes as u64, align as u64) else {
+            return Err(ArenaError::NoSpace {
                 name: name.to_owned(),
                 bytes: bytes as u64,
                 align: align as u64,
@@ -225,8 +225,8 @@ impl<B: Deref<Target = MetraleCudaBackend>> PackedArena<B> {
             .into());
         };
         // Under the lock, so that another thread's part at this place ends before this one begins.
-        if let Err(cause) = self.backend.book().begin_part(self.base.0, offset, bytes, name, site) {
-            space.give(offset);
+        if let Err(cause) = self.backend.ledger_writer().begin_part(self.base.0, offset, bytes, name, site) {
+            space.free(offset);
             return Err(ArenaError::Refused { name: name.to_owned(), cause }.into());
         }
         Ok(self.base.offset(offset))
@@ -239,17 +239,17 @@ impl<B: Deref<Target = MetraleCudaBackend>> PackedArena<B> {
     /// [`ArenaError::NotAPart`]: given back before (with both lines), inside a part, or another's.
     /// [`PinnedByGraph`](crate::PinnedByGraph) where a graph or a capture uses it.
     #[track_caller]
-    pub fn give(&self, part: DevicePtr) -> Result<()> {
+    pub fn free_part(&self, part: DevicePtr) -> Result<()> {
         if part.is_null() {
             return Ok(());
         }
         let site = Location::caller();
-        let _unpinned = self.backend.unpinned_part(part.0, "give", site)?;
+        let _unpinned = self.backend.unpinned_part(part.0, "free_part", site)?;
         let mut space = self.space.lock();
         let offset = part.0.checked_sub(self.base.0).filter(|&offset| offset < self.bytes as u64);
         let cause = match offset {
-            Some(offset) => match self.backend.book().end_part(part.0) {
-                Ok(()) if space.give(offset) => return Ok(()),
+            Some(offset) => match self.backend.ledger_writer().end_part(part.0) {
+                Ok(()) if space.free(offset) => return Ok(()),
                 Ok(()) => SubRangeError::Unknown { addr: part.0 },
                 Err(cause) => cause,
             },

@@ -208,7 +208,7 @@ impl MetraleCudaBackend {
         }
         let mut hints = Vec::new();
         for (end, backend, ptr) in [(End::Source, self, src), (End::Destination, to, dst)] {
-            match backend.book().whois(ptr.0) {
+            match backend.ledger_writer().whois(ptr.0) {
                 Whois::Live { .. } => {}
                 whois => hints.push(format!("the {end} is {whois}")),
             }

@@ -75,7 +75,7 @@ impl<'backend> Uploader<'backend> {
         match Slot::new(backend, buffer_bytes) {
             Ok(second) => Ok(Self { backend, stream, slots: [first, second], queued_bytes: 0 }),
             Err(error) => {
-                tell(first.give_back(backend));
+                tell(first.free(backend));
                 Err(undo(error))
             }
         }
@@ -156,7 +156,7 @@ impl Drop for Uploader<'_> {
         // Waited for first: the device may be reading the buffers.
         let mut outcome = self.finish().map(drop);
         for slot in &self.slots {
-            let given = slot.give_back(self.backend);
+            let given = slot.free(self.backend);
             outcome = outcome.and(given);
         }
         outcome = outcome.and(self.backend.destroy_stream(self.stream));
@@ -197,7 +197,7 @@ impl Slot {
     }
 
     /// Frees the buffer and the event; the first error is the one that counts.
-    fn give_back(&self, backend: &MetraleCudaBackend) -> Result<()> {
+    fn free(&self, backend: &MetraleCudaBackend) -> Result<()> {
         let freed = backend.free_pinned(self.buffer);
         let destroyed = backend.destroy_event(self.event);
         freed.and(destroyed)

@@ -261,10 +261,12 @@ impl DeviceTable {
         unsafe { ask!(backend.driver(), cuMemAlloc_v2(&mut base, bytes)) }
             .doing(|| format!("allocating {bytes} bytes for the table of red zones"))?;
         // Padding of no one allocation: this line's.
-        if let Err(misuse) = backend.book().record(base, bytes, AllocKind::Padding, Location::caller()) {
-            let not_given_back = backend.give_to_driver(base).err();
+        if let Err(misuse) =
+            backend.ledger_writer().record(base, bytes, AllocKind::Padding, Location::caller())
+        {
+            let not_freed = backend.driver_free(base).err();
             let reason = misuse.to_string();
-            return Err(Error::new(LedgerConflict { addr: base, bytes, reason, not_given_back }));
+            return Err(Error::new(LedgerConflict { addr: base, bytes, reason, not_freed }));
         }
         (self.base, self.slots, self.counted) = (base, wanted, 0);
         // The slots too: one that no update has named yet must read as free.
@@ -279,8 +281,8 @@ impl DeviceTable {
         if base == 0 {
             return;
         }
-        let _ = backend.book().forget(base, AllocKind::Padding);
-        if let Err(error) = backend.give_to_driver(base) {
+        let _ = backend.ledger_writer().forget(base, AllocKind::Padding);
+        if let Err(error) = backend.driver_free(base) {
             tracing::debug!("the table of red zones could not be freed: {error}");
         }
     }

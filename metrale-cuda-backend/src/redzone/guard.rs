@@ -29,7 +29,7 @@ impl MetraleCudaBackend {
     /// them is left, and the memory still is the caller's to give back.
     pub(crate) fn lay_bands(&self, base: u64, plan: Plan, site: &'static Location<'static>) -> Result<()> {
         let user = base.saturating_add(plan.layout.front_bytes as u64);
-        let scope = match self.book().whois(user) {
+        let scope = match self.ledger_writer().whois(user) {
             Whois::Live { allocation, .. } => allocation.record.scope,
             _ => None,
         };
@@ -50,11 +50,11 @@ impl MetraleCudaBackend {
     }
 
     /// Takes the bands of a live allocation out, for its free. `None` for one that has none.
-    pub(crate) fn take_bands(&self, address: u64) -> Option<Padded> {
+    pub(crate) fn remove_bands(&self, address: u64) -> Option<Padded> {
         if !self.zones().is_on() {
             return None;
         }
-        let padded = self.zones().lock().take_live(address)?;
+        let padded = self.zones().lock().remove_live(address)?;
         self.forget_padding(&padded);
         Some(padded)
     }
@@ -86,16 +86,16 @@ impl MetraleCudaBackend {
     }
 
     /// Frees an allocation that had bands: into quarantine where there is one, and otherwise to the driver.
-    pub(crate) fn give_padded(&self, padded: &Padded) -> Result<(), DriverError> {
+    pub(crate) fn free_padded(&self, padded: &Padded) -> Result<(), DriverError> {
         self.check_bands(padded);
         if self.zones().quarantines() && self.quarantine(padded) {
             return Ok(());
         }
-        self.give_to_driver(padded.base)
+        self.driver_free(padded.base)
     }
 
     /// Puts back what a refused free had taken out.
-    pub(crate) fn put_bands_back(&self, padded: Padded) {
+    pub(crate) fn restore_bands(&self, padded: Padded) {
         let restored = self.record_padding(&padded).and_then(|()| {
             let mut state = self.zones().lock();
             Ok(self.zones().insert(&mut state, padded)?)
@@ -136,10 +136,10 @@ impl MetraleCudaBackend {
     /// Checks and frees what leaves the quarantine.
     fn expel(&self, leaving: Vec<u64>) {
         for address in leaving {
-            let Some(padded) = self.zones().lock().take(address) else { continue };
+            let Some(padded) = self.zones().lock().remove(address) else { continue };
             self.forget_padding(&padded);
             self.check_bands(&padded);
-            if let Err(error) = self.give_to_driver(padded.base) {
+            if let Err(error) = self.driver_free(padded.base) {
                 tracing::error!("freed memory at {address:#x} could not leave the quarantine: {error}");
                 // It still takes its pages. Nothing else is there, so this cannot fail.
                 let _ = self.record_padding(&padded);
@@ -269,15 +269,11 @@ impl MetraleCudaBackend {
 
     fn record_padding(&self, padded: &Padded) -> Result<()> {
         for (address, bytes) in padded.padding() {
-            if let Err(misuse) = self.book().record(address, bytes, AllocKind::Padding, padded.site) {
+            if let Err(misuse) = self.ledger_writer().record(address, bytes, AllocKind::Padding, padded.site)
+            {
                 self.forget_padding(padded);
                 let reason = misuse.to_string();
-                return Err(Error::new(LedgerConflict {
-                    addr: address,
-                    bytes,
-                    reason,
-                    not_given_back: None,
-                }));
+                return Err(Error::new(LedgerConflict { addr: address, bytes, reason, not_freed: None }));
             }
         }
         Ok(())
@@ -286,18 +282,18 @@ impl MetraleCudaBackend {
     fn forget_padding(&self, padded: &Padded) {
         for (address, _) in padded.padding() {
             // Not there only where recording it had failed.
-            let _ = self.book().forget(address, AllocKind::Padding);
+            let _ = self.ledger_writer().forget(address, AllocKind::Padding);
         }
     }
 
     /// Frees what a sweep took off the ledger, with its bands where it has some.
-    pub(crate) fn give_swept(&self, address: u64) -> Result<(), DriverError> {
-        match self.take_bands(address) {
+    pub(crate) fn free_swept(&self, address: u64) -> Result<(), DriverError> {
+        match self.remove_bands(address) {
             Some(padded) => {
                 self.check_bands(&padded);
-                self.give_to_driver(padded.base)
+                self.driver_free(padded.base)
             }
-            None => self.give_to_driver(address),
+            None => self.driver_free(address),
         }
     }
 }

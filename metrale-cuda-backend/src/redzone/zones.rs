@@ -256,16 +256,20 @@ impl Zones {
 
 impl State {
     /// Takes an allocation out, bands and all. The device's table is told before the next scan reads it.
-    pub(crate) fn take(&mut self, address: u64) -> Option<Padded> {
+    pub(crate) fn remove(&mut self, address: u64) -> Option<Padded> {
         let mut padded = self.padded.remove(&address)?;
         let slots = std::mem::take(&mut padded.slots);
         self.vacate(&slots);
         Some(padded)
     }
 
-    /// As [`take`](Self::take), for one that is not in quarantine.
-    pub(crate) fn take_live(&mut self, address: u64) -> Option<Padded> {
-        if self.padded.get(&address).is_some_and(|padded| !padded.freed) { self.take(address) } else { None }
+    /// As [`remove`](Self::remove), for one that is not in quarantine.
+    pub(crate) fn remove_live(&mut self, address: u64) -> Option<Padded> {
+        if self.padded.get(&address).is_some_and(|padded| !padded.freed) {
+            self.remove(address)
+        } else {
+            None
+        }
     }
 
     fn vacate(&mut self, slots: &[u32]) {

@@ -99,7 +99,7 @@ impl MetraleCudaBackend {
     /// Holds the tensor's extent against the allocation it begins in: that allocation's bytes, where the ledger knows it.
     fn holds_tensor(&self, spec: &TensorMapSpec) -> Result<Option<u64>> {
         self.refuse_redzone("encoding a tensor map", "tensor", spec.address)?;
-        let Whois::Live { allocation, offset_bytes } = self.book().whois(spec.address.0) else {
+        let Whois::Live { allocation, offset_bytes } = self.ledger_writer().whois(spec.address.0) else {
             return Ok(None);
         };
         let bytes = allocation.record.bytes as u64;
