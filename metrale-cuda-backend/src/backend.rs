@@ -41,7 +41,7 @@ use crate::timing::Timing;
 /// pinned memory too, and destroys the streams and events that are left, with warnings that say whose they were; then the
 /// modules unload, and with the last user of the device its context goes.
 pub struct MetraleCudaBackend {
-    // In this order: graphs and the ledger's memory are given back by `drop`, before any field goes.
+    // In this order: `drop` destroys the graphs and frees the ledger's memory before any field is dropped.
     graph_client: GraphClient,
     ledger_writer: LedgerWriter,
     /// Before the host: its kernels unload into a context that is there.
@@ -200,7 +200,7 @@ impl BackendBuilder {
     }
 }
 
-/// Logs what modules and host could not give back; where the context is lost that is no news.
+/// Logs what modules and host could not release; only at DEBUG where the context is lost, which was logged before.
 fn teardown_sink(latch: Arc<FaultLatch>) -> TeardownSink {
     Arc::new(move |error| {
         let known = error.failures.iter().all(|(_, failure)| is_sticky(failure.status));
@@ -374,7 +374,7 @@ impl MetraleCudaBackend {
         self.ledger_writer.ledger().reset_peak();
     }
 
-    /// Its place among the backends of the device, where captures and graphs are kept.
+    /// Access to the captures and graphs that the backends of this driver share.
     pub(crate) const fn graph_client(&self) -> &GraphClient {
         &self.graph_client
     }

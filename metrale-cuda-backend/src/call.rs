@@ -16,7 +16,7 @@ macro_rules! ask {
 }
 pub(crate) use ask;
 
-/// Turns the driver's answer into this crate's.
+/// Converts the driver's answer into this crate's.
 pub(crate) trait Doing<T> {
     /// The typed cause that fits the status; `words` is only called for an error.
     fn doing(self, words: impl FnOnce() -> String) -> Result<T, Error>;

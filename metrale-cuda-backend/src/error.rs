@@ -152,7 +152,7 @@ impl CallFailed {
 pub struct ContextLost {
     /// What was being done, in words.
     pub doing: String,
-    /// Function and status: of this call, or of the one that first met the fault where `first` is there.
+    /// Function and status: of this call, or of the one that first showed the fault where `first` is there.
     pub driver: DriverError,
     /// Why the context was lost before; the driver was then not asked again.
     pub first: Option<Box<FaultReason>>,
@@ -248,7 +248,7 @@ pub struct LedgerConflict {
     pub bytes: usize,
     /// The ledger's own answer.
     pub reason: String,
-    /// The driver's answer where it did not take the memory back: it is then leaked, and on no book.
+    /// The driver's answer where it refused to free the memory: that is then leaked, and on no ledger.
     pub not_freed: Option<DriverError>,
 }
 

@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn every_module_that_does_not_run_is_named_at_once() {
+    fn every_module_that_does_not_run_is_named() {
         let newer = CodeTarget::Ptx { sm: "sm_120".parse().unwrap(), isa: Some(IsaVersion::new(9, 9)) };
         let modules = [
             ModuleTarget::new("good", [ptx("sm_75")]),

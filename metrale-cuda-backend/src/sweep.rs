@@ -81,7 +81,7 @@ impl Swept {
         }
     }
 
-    /// Frees everything, once each. What fails is logged and the rest still freed, until the context turns out to be
+    /// Frees everything, once each. What fails is logged and the rest still freed, until the context is found to be
     /// lost: then nothing more can be freed, and one line says so.
     fn free(&self, free: impl Fn(u64) -> Result<(), DriverError>) {
         for (index, (addr, record)) in self.records.iter().enumerate() {
@@ -116,7 +116,7 @@ impl MetraleCudaBackend {
         match self.enter() {
             Ok(_current) => {
                 let swept = self.sweep("a load was abandoned, or they have no owner that frees them");
-                // The frees may be what met a fault; then they freed nothing.
+                // A free may have been the call that showed a fault; then nothing was freed.
                 sound()?;
                 Ok(swept)
             }

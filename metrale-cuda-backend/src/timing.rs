@@ -50,7 +50,7 @@ pub struct SpanHarvest {
     pub failed: usize,
     /// Spans that have not passed yet.
     pub pending: usize,
-    /// Spans that found no room since the backend was made; they are in no sum.
+    /// Spans refused because of the limit since the backend was made; they are in no sum.
     pub refused: u64,
 }
 

@@ -87,7 +87,7 @@ on_both_drivers! {
         backend.free(at).unwrap();
     }
 
-    an_asynchronous_copy_lets_its_source_go_at_once(driver) {
+    an_asynchronous_copy_needs_its_source_only_until_it_returns(driver) {
         let backend = backend(driver);
         let bytes = MIB;
         let at = backend.alloc(bytes).unwrap();

@@ -59,7 +59,7 @@ mod a_slice_is_adopted_used_by_both_and_let_go_of {
     }
 }
 
-mod memory_the_ledger_holds_is_given_back_as_it_was {
+mod memory_the_ledger_holds_comes_back_to_cudarc_as_it_was {
     use super::*;
 
     #[test]

@@ -65,8 +65,8 @@ fn nothing_leaks_whichever_call_fails() {
         let before = calls[..nth].iter().filter(|earlier| earlier.function == call).count() as u64;
         faulty.fail_nth(call, before + 1, 999);
         let (result, _) = logged(|| everything(faulty));
-        // What gives back cannot be undone by itself: whatever the failing call was to give back stays.
-        let gives_back = matches!(
+        // What a failing call was to free or release stays.
+        let releases = matches!(
             call,
             DriverFn::cuMemFree_v2
                 | DriverFn::cuMemFreeHost
@@ -76,13 +76,13 @@ fn nothing_leaks_whichever_call_fails() {
                 | DriverFn::cuDevicePrimaryCtxRelease_v2
         );
         let leaks = driver.leaks();
-        // Nor can the registry give back a module, or its host the stream, where the thread cannot learn its context: they
-        // tell the sink. What the backend made is the backend's drop to give back.
+        // So does a module of the registry, or its host's stream, where the thread cannot learn its context: the sink is told.
+        // What the backend made must be gone after its drop.
         let registrys = call == DriverFn::cuCtxGetCurrent
             && leaks.memory.is_empty()
             && leaks.events.is_empty()
             && leaks.contexts.is_empty();
-        assert!(gives_back || registrys || leaks.is_empty(), "call {nth}, {call}: {leaks:?}");
+        assert!(releases || registrys || leaks.is_empty(), "call {nth}, {call}: {leaks:?}");
         assert!(driver.diagnostics().is_empty(), "call {nth}, {call}: {:?}", driver.diagnostics());
         if let Err(error) = result {
             let kept = error.chain().find_map(|cause| cause.downcast_ref::<DriverError>()).copied();
@@ -136,7 +136,7 @@ fn a_pinned_free_the_driver_refuses_is_put_back_too() {
 }
 
 #[test]
-fn memory_the_ledger_cannot_take_in_is_given_back() {
+fn memory_the_ledger_cannot_record_is_freed() {
     let driver = sim();
     let backend = backend(driver.clone());
     let ptr = backend.alloc(4096).unwrap();
@@ -196,7 +196,7 @@ fn pinned_memory_that_neither_ledger_nor_driver_takes_is_told_too() {
 }
 
 #[test]
-fn an_uploader_that_is_not_made_tells_what_it_could_not_give_back() {
+fn an_uploader_that_is_not_made_tells_what_it_could_not_free() {
     let faulty = Arc::new(FaultDriver::new(sim()));
     let backend = backend(faulty.clone());
     faulty.fail_nth(DriverFn::cuEventCreate, 2, 2);

@@ -516,7 +516,7 @@ on_both_drivers! {
         let taken = before - backend.memory_info().unwrap().free_bytes as i64;
         let infos = backend.graphs();
         assert_eq!(infos.iter().map(|info| info.bytes_measured.unwrap()).sum::<i64>(), taken);
-        // Measured on an H200: 2 MiB, unless the streams' pool has room, as where the process sees several devices.
+        // Measured on an H200: 2 MiB, unless the streams' pool has enough left, as where the process sees several devices.
         let [first, second] = [0, 1].map(|n: usize| infos[n].bytes_measured.unwrap());
         assert!([0, 2 * MIB as i64].contains(&first) && second == 0, "{first}, {second}");
         assert_eq!(backend.graph_bytes_measured(), taken);
@@ -927,19 +927,19 @@ fn nothing_leaks_whichever_call_fails() {
             faulty.fail_nth(call, before + 1, status);
             let (result, _) = logged(|| everything(faulty));
             let leaks = driver.leaks();
-            // What gives back cannot be undone by itself, events are nobody's to drop, and a thread that cannot learn its
-            // context gives back no stream. The rest must be gone.
+            // What a failing call was to free or release stays, nothing drops events, and a thread that cannot learn its
+            // context destroys no stream. The rest must be gone.
             let kept = match call {
                 DriverFn::cuGraphDestroy => leaks.graphs.len() == 1,
                 DriverFn::cuGraphExecDestroy => leaks.graphs.is_empty() && leaks.graph_execs.len() <= 1,
                 _ => leaks.graphs.is_empty() && leaks.graph_execs.is_empty(),
             };
-            let gives_back = matches!(
+            let releases = matches!(
                 call,
                 DriverFn::cuMemFree_v2 | DriverFn::cuModuleUnload | DriverFn::cuDevicePrimaryCtxRelease_v2
             );
             assert!(kept, "call {nth}, {call}: {leaks}");
-            assert!(gives_back || leaks.memory.is_empty(), "call {nth}, {call}: {leaks}");
+            assert!(releases || leaks.memory.is_empty(), "call {nth}, {call}: {leaks}");
             if let Err(error) = result {
                 assert!(
                     format!("{error:#}").contains(&format!("({status})")),
@@ -965,7 +965,7 @@ fn a_graph_that_the_driver_keeps_stays_with_its_pins() {
     backend.destroy_graph(graph).unwrap();
     backend.free(at).unwrap();
 
-    // Without room for the graph the capture is over, and nothing is pinned.
+    // Without memory for the graph the capture is over, and nothing is pinned.
     // Its name depends on the build.
     let instantiate = DriverFn::ALL.iter().find(|function| function.name().starts_with("cuGraphInstantiate"));
     faulty.fail_nth(*instantiate.unwrap(), 1, 2);
@@ -1064,7 +1064,7 @@ fn a_thread_tells_equal_handles_of_two_drivers_apart() {
 }
 
 #[test]
-fn threads_launch_destroy_and_free_at_once() {
+fn threads_launch_destroy_and_free_concurrently() {
     let backend = backend(sim());
     thread::scope(|scope| {
         for _ in 0..4 {

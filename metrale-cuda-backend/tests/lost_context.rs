@@ -214,8 +214,8 @@ fn backends_of_one_device_share_the_reason_and_other_devices_do_not() {
     let (first, other, second) = (on(0), on(0), on(1));
     sim.inject_fault(0, 716);
     first.bind_to_thread().unwrap();
-    let met = first.alloc(64).unwrap_err();
-    assert_eq!(lost(&met).first, None);
+    let shown = first.alloc(64).unwrap_err();
+    assert_eq!(lost(&shown).first, None);
     assert!(lost(&other.alloc(64).unwrap_err()).first.is_some());
     assert_eq!(FaultLatch::of(other.host()).reason(), other.context_fault());
     assert_eq!(other.context_fault().map(|reason| reason.driver.status), Some(716));

@@ -103,7 +103,7 @@ on_both_drivers! {
         assert!(term("streams").note.as_deref().unwrap().contains("7 alive"));
         assert!(term("context baseline").bytes > 0);
         assert_eq!((term("graphs").bytes, term("graphs").quality), (backend.graph_bytes_measured(), Quality::Measured));
-        // A small graph finds room in what the driver keeps for streams and graphs alike.
+        // A small graph fits into what the driver keeps for streams and graphs alike.
         assert!(term("graphs").bytes >= 0 && term("graphs").note.as_deref().unwrap().contains("1 instantiated"));
         for name in ["red-zone pads", "quarantine", "other processes"] {
             assert_eq!(term(name).bytes, 0, "{name}");

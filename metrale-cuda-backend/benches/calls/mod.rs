@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The same work by the driver's bare calls and through the backend: for criterion, and for the table of ratios.
 //!
-//! Both sides work on one context of one driver, so that they can take turns.
+//! Both sides work on one context of one driver, so that they can alternate.
 #![allow(dead_code, reason = "each program uses its own part")]
 
 use std::hint::black_box;
@@ -89,6 +89,11 @@ impl Calls {
     /// Waits until nothing is queued.
     pub(crate) fn settle(&self) {
         self.backend.synchronize().expect("nothing fails here");
+    }
+
+    /// Makes the backend's context current on this thread.
+    pub(crate) fn bind(&self) {
+        self.backend.bind_to_thread().expect("nothing fails here");
     }
 
     /// Allocates and frees.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! [`ArenaSpace`]: where in an arena there is room. Numbers alone; touches no memory.
+//! [`ArenaSpace`]: where in an arena a part fits. Numbers alone; touches no memory.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use metrale_ledger::placement::PackingRule;
 /// allocations of their own would.
 pub const ARENA_GRANULE: u64 = PackingRule::H200.granularity_bytes();
 
-/// The free and the taken stretches of an arena. A part goes to the lowest address that fits.
+/// The free and the allocated stretches of an arena. A part goes to the lowest address that fits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ArenaSpace {
     /// The arena's first byte, for alignments above the granule.
@@ -28,7 +28,7 @@ impl ArenaSpace {
         Self { base, holes, taken: BTreeMap::new() }
     }
 
-    /// Takes `bytes` (above 0) aligned to `align`, a power of two: the offset, or none where there is no room.
+    /// Allocates `bytes` (above 0) aligned to `align`, a power of two: the offset, or `None` where no hole is large enough.
     pub(crate) fn alloc(&mut self, bytes: u64, align: u64) -> Option<u64> {
         let length = bytes.checked_next_multiple_of(ARENA_GRANULE)?;
         let align = align.max(ARENA_GRANULE);
@@ -48,7 +48,7 @@ impl ArenaSpace {
         Some(offset)
     }
 
-    /// Gives the part at `offset` back; false where none begins there.
+    /// Frees the part at `offset`; false where none begins there.
     pub(crate) fn free(&mut self, offset: u64) -> bool {
         let Some(mut length) = self.taken.remove(&offset) else { return false };
         let mut start = offset;
@@ -107,14 +107,14 @@ mod tests {
     }
 
     #[test]
-    fn an_arena_below_a_granule_has_no_room() {
+    fn an_arena_below_a_granule_holds_nothing() {
         assert_eq!(ArenaSpace::new(0, 511).alloc(1, 1), None);
     }
 
     proptest! {
         /// Held to a map of granules.
         #[test]
-        fn parts_share_nothing_and_all_given_back_is_one_hole(
+        fn parts_share_nothing_and_all_freed_is_one_hole(
             base in (0_u64..64).prop_map(|n| n * 512),
             steps in prop::collection::vec((any::<bool>(), 1_u64..5000, 0_u32..13, any::<prop::sample::Index>()), 1..200),
         ) {

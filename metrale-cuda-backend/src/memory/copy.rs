@@ -71,12 +71,12 @@ impl CopyOutOfBounds {
     /// How many bytes would lie behind the allocation.
     #[must_use]
     pub fn excess_bytes(&self) -> u64 {
-        self.bytes.saturating_sub(room(&self.owner.record, self.offset_bytes()))
+        self.bytes.saturating_sub(bytes_behind(&self.owner.record, self.offset_bytes()))
     }
 }
 
 /// Bytes of an allocation from `offset` on.
-fn room(record: &AllocRecord, offset: u64) -> u64 {
+fn bytes_behind(record: &AllocRecord, offset: u64) -> u64 {
     (record.bytes as u64).saturating_sub(offset)
 }
 
@@ -308,7 +308,9 @@ impl MetraleCudaBackend {
                 ))
                 .into())
             }
-            Whois::Live { allocation, offset_bytes } if bytes > room(&allocation.record, offset_bytes) => {
+            Whois::Live { allocation, offset_bytes }
+                if bytes > bytes_behind(&allocation.record, offset_bytes) =>
+            {
                 Err(CopyOutOfBounds { operation, end, addr, bytes, owner: Box::new(allocation) }.into())
             }
             Whois::Live { allocation, .. } => match self.leaves_part(addr, bytes, &allocation) {

@@ -199,7 +199,7 @@ fn verdict(
         return Verdict::AboveTotal { excess_bytes: bytes - total };
     }
     let Some(free) = free else { return Verdict::Unknown };
-    // New memory comes in whole pages; what is smaller was refused because no chunk had room and no page was left.
+    // New memory comes in whole pages; what is smaller was refused because no chunk had a large enough hole and no page was left.
     let needed = bytes.checked_next_multiple_of(SMALL_ALLOC_CHUNK).unwrap_or(u64::MAX);
     let missing_bytes = needed.saturating_sub(free);
     if missing_bytes == 0 {

@@ -25,8 +25,8 @@ use crate::memory::arena_space::{ARENA_GRANULE, ArenaSpace};
 pub enum ArenaError {
     /// No free stretch is long enough.
     #[error(
-        "no room for {name} ({}, aligned to {align}) in the arena of {} from {arena_site}: it holds {parts} parts, {} are \
-         free, {} the longest stretch; make the arena larger, or give parts back",
+        "no space for {name} ({}, aligned to {align}) in the arena of {} from {arena_site}: it holds {parts} parts, {} are \
+         free, {} the longest stretch; make the arena larger, or free parts",
         ByteSize(*bytes), ByteSize(*arena_bytes), ByteSize(*free_bytes), ByteSize(*largest_hole_bytes)
     )]
     NoSpace {
@@ -55,7 +55,7 @@ pub enum ArenaError {
         /// What is wrong.
         cause: SubRangeError,
     },
-    /// The ledger does not take the part: the arena was freed behind its owner's back.
+    /// The ledger refuses the part: the arena was freed by its address.
     #[error("{name} cannot be put into its arena: {cause}")]
     Refused {
         /// The name that was to be.
@@ -68,7 +68,7 @@ pub enum ArenaError {
 /// One allocation that gives out named parts of itself. Made by [`MetraleCudaBackend::packed_arena`], with a reference to the
 /// backend, or by [`packed_arena_owned`](MetraleCudaBackend::packed_arena_owned), with a share in it, to be kept beside it.
 ///
-/// [`alloc`](Self::alloc) and [`give`](Self::give) ask no driver and may be called from any thread. Dropped or
+/// [`alloc`](Self::alloc) and [`free_part`](Self::free_part) ask no driver and may be called from any thread. Dropped or
 /// [freed](Self::free), the arena goes back whole, and all parts with it: nothing may use them any more.
 ///
 /// ```
@@ -102,7 +102,7 @@ pub struct PackedArena<B: Deref<Target = MetraleCudaBackend>> {
 }
 
 impl MetraleCudaBackend {
-    /// Allocates an arena of `bytes` bytes, rounded up to whole 512, as its parts and the driver take them, to take named parts
+    /// Allocates an arena of `bytes` bytes, rounded up to whole 512, as its parts and the driver count them, to allocate named parts
     /// from. Blocks and fails as
     /// [`GpuBackend::alloc_arena`](crate::GpuBackend::alloc_arena).
     ///
@@ -152,7 +152,7 @@ impl MetraleCudaBackend {
 }
 
 impl PackedArena<&MetraleCudaBackend> {
-    /// Bytes of an arena that holds parts of these sizes, taken in any order without an alignment of their own; `None` where 64 bits
+    /// Bytes of an arena that holds parts of these sizes, allocated in any order without an alignment of their own; `None` where 64 bits
     /// do not count them. As `metrale_ledger::plan` counts it, before whole pages.
     #[must_use]
     pub fn bytes_for(sizes: impl IntoIterator<Item = usize>) -> Option<usize> {
@@ -172,7 +172,7 @@ impl<B: Deref<Target = MetraleCudaBackend>> PackedArena<B> {
         Ok(Self { backend, base, bytes, site, space, is_freed: false })
     }
 
-    /// Takes `bytes` bytes under a name, aligned to 512. Asks no driver; allowed during a capture. The memory is not cleared.
+    /// Allocates a part of `bytes` bytes under a name, aligned to 512. Asks no driver; allowed during a capture. The memory is not cleared.
     ///
     /// # Errors
     /// [`ArenaError::NoSpace`]; [`BadArgument`](crate::BadArgument) for 0 bytes; [`ArenaError::Refused`] where the arena was
@@ -232,11 +232,11 @@ impl<B: Deref<Target = MetraleCudaBackend>> PackedArena<B> {
         Ok(self.base.offset(offset))
     }
 
-    /// Gives a part back, by its first byte, for others to be put there. Asks no driver and waits for nothing: work that still
-    /// uses the part must be ordered before whatever uses its place next. Null is nothing.
+    /// Frees a part, by its first byte, so that another can be put there. Asks no driver and waits for nothing: work that still
+    /// uses the part must be ordered before the work that uses its place next. Null does nothing.
     ///
     /// # Errors
-    /// [`ArenaError::NotAPart`]: given back before (with both lines), inside a part, or another's.
+    /// [`ArenaError::NotAPart`]: freed before (with both lines), inside a part, or another's.
     /// [`PinnedByGraph`](crate::PinnedByGraph) where a graph or a capture uses it.
     #[track_caller]
     pub fn free_part(&self, part: DevicePtr) -> Result<()> {

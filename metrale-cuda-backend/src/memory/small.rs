@@ -10,6 +10,10 @@
 //! Asking the driver which context is current costs as much as the ledger does. So memory is asked for first: where its
 //! address lies in a page with other allocations of this backend, it came from this context, because a page belongs to one
 //! context. Only what lies in a page of its own, which costs the driver ten times as much, needs the question.
+//!
+//! This path stays because of what it saves. Measured on an H200, two runs each: alloc + free of 1 KiB in a held chunk costs
+//! 1.06 and 1.06 of the bare calls at 1 thread, 1.05 and 1.22 at 2, 1.16 and 0.96 at 4, 1.09 and 1.06 at 8. Without the path
+//! it costs 1.07 and 1.08, 1.17 and 1.11, 1.13 and 1.25, 1.15 and 1.22.
 
 use std::panic::Location;
 

@@ -102,16 +102,16 @@ impl<'backend> Uploader<'backend> {
             let piece = &data[done..];
             let piece = &piece[..piece.len().min(slot.buffer.len() - slot.used_bytes)];
             // SAFETY: `used_bytes` is less than the buffer's size.
-            let room = unsafe { slot.buffer.as_ptr().add(slot.used_bytes) };
-            // SAFETY: the piece fits the room behind `used_bytes`, which no queued copy reads, and is no pinned memory of
+            let free = unsafe { slot.buffer.as_ptr().add(slot.used_bytes) };
+            // SAFETY: the piece fits behind `used_bytes`, which no queued copy reads, and is no pinned memory of
             // this uploader, which nobody else has an address of.
-            unsafe { room.copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
+            unsafe { free.copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
             // Counted as read from here on, whatever the driver answers.
             slot.used_bytes += piece.len();
             let to = dst.offset(done as u64);
             // SAFETY: the bytes are not written again before the event behind this copy has passed, nor freed before the
             // stream is done.
-            unsafe { self.backend.copy_h2d_async_retained(room, piece.len(), to, self.stream)? };
+            unsafe { self.backend.copy_h2d_async_retained(free, piece.len(), to, self.stream)? };
             done += piece.len();
             self.queued_bytes += piece.len() as u64;
         }

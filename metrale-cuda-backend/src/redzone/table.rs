@@ -14,7 +14,7 @@ pub const KERNELS_PTX: &[u8] = include_bytes!("kernels/redzone.ptx");
 
 /// The kernel that checks: `(table: u64, slots: u32, found: u64, counter: u64, counted: u32, refill: u32)`.
 ///
-/// `found` has room for `slots` records of [`BandFound::BYTES`]. The kernel adds 1 to the 32-bit `counter` for each changed
+/// `found` holds `slots` records of [`BandFound::BYTES`]. The kernel adds 1 to the 32-bit `counter` for each changed
 /// band and never resets it: pass what it held before as `counted`, and as many records are there as it has grown by
 /// (modulo 2³²), in any order. `refill` other than 0 restores what was changed.
 pub const CHECK_KERNEL: &str = "metrale_redzone_check";
@@ -175,7 +175,7 @@ impl<T> BandTable<T> {
         Ok(slot)
     }
 
-    /// Takes a band out. The device must be told ([`take_updates`](Self::take_updates)) before the next scan, for the
+    /// Removes a band. The device must be told ([`take_updates`](Self::take_updates)) before the next scan, for the
     /// memory may be another's by then. `None` for a slot that holds none.
     pub fn remove(&mut self, slot: u32) -> Option<(Band, T)> {
         let taken = self.slots.get_mut(slot as usize)?.take()?;

@@ -16,7 +16,7 @@ use super::{
 
 /// Violations that are kept to be asked for.
 const KEPT_VIOLATIONS: usize = 256;
-/// A warp checks a band, so freed memory is dealt out in pieces of this many bytes.
+/// A warp checks a band, so freed memory is split into pieces of this many bytes.
 const FREED_PIECE_BYTES: usize = 64 << 10;
 /// What stands in freed memory: one byte throughout, since a memset is the only fill that is fast.
 const FREED: Pattern = Pattern::byte(238);
@@ -255,7 +255,7 @@ impl Zones {
 }
 
 impl State {
-    /// Takes an allocation out, bands and all. The device's table is told before the next scan reads it.
+    /// Removes an allocation with its bands. The device's table is told before the next scan reads it.
     pub(crate) fn remove(&mut self, address: u64) -> Option<Padded> {
         let mut padded = self.padded.remove(&address)?;
         let slots = std::mem::take(&mut padded.slots);

@@ -41,8 +41,8 @@ impl TensorMapOutOfBounds {
     /// How many bytes would lie behind the allocation.
     #[must_use]
     pub fn excess_bytes(&self) -> u64 {
-        let room = (self.owner.record.bytes as u64).saturating_sub(self.offset_bytes);
-        self.extent_bytes.saturating_sub(room)
+        let behind = (self.owner.record.bytes as u64).saturating_sub(self.offset_bytes);
+        self.extent_bytes.saturating_sub(behind)
     }
 }
 
@@ -71,7 +71,7 @@ impl MetraleCudaBackend {
         }
         let mut map = CUtensorMap::default();
         let address = core::ptr::without_provenance_mut::<c_void>(arguments.address as usize);
-        // SAFETY: the map is a local; each array has room for five dimensions, and the driver reads as many as there are
+        // SAFETY: the map is a local; each array holds five dimensions, and the driver reads as many as there are
         // (null strides it refuses even for one dimension, which has none). The address is encoded and not followed.
         let answer = unsafe {
             ask!(

@@ -309,7 +309,7 @@ fn dimensions_may_come_in_any_order_and_one_of_one_has_no_stride() {
 }
 
 #[test]
-fn all_broken_rules_come_at_once_with_their_values() {
+fn all_broken_rules_come_together_with_their_values() {
     let spec = of(ElementType::I32, &[1024, 0], &[4090], &[512, 32])
         .element_strides(&[1, 12])
         .oob_fill(OobFill::NanRequestZeroFma);

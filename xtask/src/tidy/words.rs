@@ -167,7 +167,7 @@ fn is_forced(word: &Word<'_>, extension: &str) -> bool {
         && (word.before.ends_with("::")
             || word.before.ends_with("type ")
             || [" =", ":"].iter().any(|next| word.after.starts_with(next)));
-    let is_of_warps = extension == "cu" && word.text.trim_end_matches('s') == thread;
+    let is_of_warps = extension == "cu" && word.text.to_lowercase().trim_end_matches('s') == thread;
     is_of_iterators || is_of_warps || word.text == folder
 }
 
