@@ -241,7 +241,7 @@ fn note_modules(registry: &MetraleRegistry) {
 }
 
 /// Whether the device reaches all of the host's memory by its address. Then copies from pageable memory may still read it
-/// after they were queued, for the driver need not stage anything; and any host address would do for a device's.
+/// after they were queued, because the driver need not stage anything; and any host address works as a device address.
 fn reads_pageable_memory(host: &CudaHost) -> bool {
     let mut reads = 0;
     // SAFETY: the result pointer is a local.

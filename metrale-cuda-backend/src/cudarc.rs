@@ -29,7 +29,7 @@ impl<T> fmt::Debug for AdoptError<T> {
 
 impl<T> fmt::Display for AdoptError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a slice of cudarc's is not taken in: {}", self.cause)
+        write!(f, "a slice of cudarc's cannot be adopted: {}", self.cause)
     }
 }
 
@@ -39,23 +39,23 @@ impl<T> core::error::Error for AdoptError<T> {
     }
 }
 
-/// The refusal of memory that the ledger knows as somebody else's.
-fn taken(addr: u64, bytes: usize, whose: &str) -> BadArgument {
+/// The refusal of memory that is on the ledger with another owner.
+fn owned_elsewhere(addr: u64, bytes: usize, whose: &str) -> BadArgument {
     BadArgument::new(format!(
         "adopting {bytes} bytes at {addr:#x}: {whose}; memory has one owner, and only what cudarc allocated itself is cudarc's"
     ))
 }
 
 /// A slice of cudarc's while it is on the ledger; from [`MetraleCudaBackend::adopt`]. Derefs to the
-/// slice; dropping it takes it off and lets cudarc free it.
+/// slice; dropping it removes it from the ledger and lets cudarc free it.
 ///
-/// It is written down as an arena, for cudarc is its owner: a sweep does not take it. cudarc allocates from the device's
+/// It is recorded as an arena because cudarc is its owner: a sweep does not free it. cudarc allocates from the device's
 /// memory pool where there is one, and a pool keeps pages by rules of its own, so that what the driver keeps for it is not
 /// what the ledger's `arena_resident_bytes` says.
 ///
 /// A drop cannot be refused: it destroys the graphs that are known to use the slice, with a warning.
 pub struct Adopted<'backend, T> {
-    // In this order: it leaves the ledger before cudarc frees it, for the driver may hand the address to another thread at
+    // In this order: it leaves the ledger before cudarc frees it, because the driver may hand the address to another thread at
     // once.
     entry: LedgerEntry<'backend>,
     slice: CudaSlice<T>,
@@ -91,7 +91,9 @@ impl Drop for LedgerEntry<'_> {
             self.end_its_graphs();
         }
         if let Err(error) = self.backend.ledger_writer().forget(self.ptr.0, AllocKind::Arena) {
-            tracing::error!("an allocation of cudarc's left the ledger before it was let go of: {error}");
+            tracing::error!(
+                "an allocation of cudarc's was not on the ledger when its adoption ended: {error}"
+            );
         }
     }
 }
@@ -156,10 +158,13 @@ impl MetraleCudaBackend {
             _ => None,
         });
         if let Some(reason) = held {
-            return Err(AdoptError { slice, cause: taken(addr, bytes, &reason).into() });
+            return Err(AdoptError { slice, cause: owned_elsewhere(addr, bytes, &reason).into() });
         }
         if let Err(misuse) = self.ledger_writer().record(addr, bytes, AllocKind::Arena, site) {
-            return Err(AdoptError { slice, cause: taken(addr, bytes, &misuse.to_string()).into() });
+            return Err(AdoptError {
+                slice,
+                cause: owned_elsewhere(addr, bytes, &misuse.to_string()).into(),
+            });
         }
         Ok(Adopted { entry: LedgerEntry { backend: self, ptr: DevicePtr(addr), is_freed: true }, slice })
     }

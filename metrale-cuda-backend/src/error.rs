@@ -227,17 +227,17 @@ pub struct NotSupported {
     pub why: String,
 }
 
-/// The driver handed out memory that the ledger cannot take in, for it overlaps what is live. The memory was given back,
+/// The driver returned memory that the ledger cannot record, because it overlaps a live allocation. The memory was freed,
 /// unless the driver refused that too.
 ///
-/// Either another part of the process freed memory of this backend behind its back, or this is a bug.
+/// Either another part of the process freed memory of this backend without telling it, or this is a bug.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the driver returned {bytes} bytes at {addr:#x}, which the ledger refuses: {reason}. Something freed the backend's \
-     memory behind its back, or the ledger is wrong; {}",
+     memory without telling it, or the ledger is wrong; {}",
     match not_freed {
-        None => "the new memory was given back".to_owned(),
-        Some(error) => format!("the new memory could not be given back either, and is leaked: {error}"),
+        None => "the new memory was freed".to_owned(),
+        Some(error) => format!("the new memory could not be freed either, and is leaked: {error}"),
     }
 )]
 #[non_exhaustive]

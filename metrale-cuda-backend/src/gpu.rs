@@ -330,7 +330,7 @@ pub trait GpuBackend: Send + Sync {
     #[track_caller]
     fn destroy_stream(&self, stream: u64) -> Result<()>;
 
-    /// Makes a stream that something else made known, so that it can be used here. It stays its maker's to destroy. Does not
+    /// Makes a stream known that something else created, so that it can be used here. Only its creator may destroy it. Does not
     /// block; the driver is not asked.
     ///
     /// # Errors

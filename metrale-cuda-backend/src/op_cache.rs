@@ -252,7 +252,7 @@ impl MetraleCudaBackend {
     fn drop_event(&self, event: CUevent) {
         // SAFETY: the event is the cache's own, and this is the last use of it.
         if let Err(error) = unsafe { ask!(self.driver(), cuEventDestroy_v2(event)) } {
-            tracing::debug!("an event of the op cache stays until the context goes: {error}");
+            tracing::debug!("an event of the op cache stays until the context is destroyed: {error}");
         }
     }
 

@@ -87,14 +87,14 @@ impl Swept {
         for (index, (addr, record)) in self.records.iter().enumerate() {
             let Err(error) = free(*addr) else { continue };
             if is_teardown_noop(error.status) {
-                // The context is gone, and the memory with it.
+                // The memory went with the context.
                 return;
             }
             if is_sticky(error.status) {
                 let left = self.records.len() - index;
                 tracing::error!(
-                    "{left} of {} allocations cannot be freed, for the context is lost: {error}; their memory comes \
-                     back when the process ends",
+                    "{left} of {} allocations cannot be freed because the context is lost: {error}; the system frees \
+                     their memory when the process ends",
                     self.records.len()
                 );
                 return;
@@ -182,26 +182,30 @@ impl MetraleCudaBackend {
         let what: Vec<String> = allocations.into_iter().chain(padding).collect();
         if !what.is_empty() {
             tracing::warn!(
-                "{} of a dropped backend cannot be freed, for {reason}; their memory comes back when the process ends",
+                "{} of a dropped backend cannot be freed because {reason}; the system frees their memory when the process ends",
                 what.join(" and ")
             );
         }
         true
     }
 
-    /// Another backend's graph may use an arena or pinned memory of this one, which goes now. The sweep sees to the rest.
-    fn destroy_graphs_of_others(&self) {
+    /// Destroys graphs of other backends that use an arena or pinned memory of this one, which is freed now. The sweep does the
+    /// same for the other kinds of memory.
+    fn destroy_foreign_graphs(&self) {
         let ledger = self.ledger_writer().ledger();
         let left = [AllocKind::Arena, AllocKind::Pinned].map(|kind| ledger.allocations_of(kind));
         let left: Vec<_> = left.into_iter().flatten().map(|(addr, record)| (record.kind, addr)).collect();
         let graphs = self.destroy_graphs_using(&left, true);
         if !graphs.is_empty() {
-            tracing::warn!("memory goes with its backend that others still use{}", Destroyed(&graphs));
+            tracing::warn!(
+                "memory is freed with its backend while graphs of other backends use it{}",
+                Destroyed(&graphs)
+            );
         }
     }
 
-    /// Frees all that is left, on whichever thread drops the backend. Never panics, and never frees twice: what is freed
-    /// has left the ledger before.
+    /// Frees all that is left, on whichever thread drops the backend. Never panics, and never frees twice: each
+    /// allocation is removed from the ledger before it is freed.
     pub(crate) fn free_all_left(&self) {
         if self.is_left_behind() {
             self.end_all_graphs(false);
@@ -210,7 +214,7 @@ impl MetraleCudaBackend {
         match self.enter() {
             Ok(_current) => {
                 self.end_all_graphs(true);
-                self.destroy_graphs_of_others();
+                self.destroy_foreign_graphs();
                 self.end_op_cache();
                 self.end_timing();
                 self.sweep(

@@ -279,7 +279,7 @@ impl MetraleCudaBackend {
             kept = kept.or(unsafe { ask!(self.driver(), cuEventDestroy_v2(event)) }.err());
         }
         if let Some(error) = kept {
-            tracing::debug!("events of spans stay until the context goes: {error}");
+            tracing::debug!("events of spans stay until the context is destroyed: {error}");
         }
     }
 }

@@ -358,7 +358,7 @@ mod cases {
         (
             "g28",
             "what_a_graph_takes_is_measured, in graphs.rs: memory of graphs is told apart from the ledger; captured \
-                 allocations cannot arise, for they are refused",
+                 allocations cannot arise, because they are refused",
         ),
         ("g29", "captured_twice"),
     ];

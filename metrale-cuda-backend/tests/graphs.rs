@@ -144,7 +144,7 @@ on_both_drivers! {
         // SAFETY: as above.
         unsafe { backend.copy_d2h_async_retained(at, target.as_ptr(), 64, stream) }.unwrap();
 
-        // On another thread nothing but the pin refuses it: relaxed captures let others free.
+        // On another thread nothing but the pin refuses it: relaxed captures let other threads free.
         thread::scope(|scope| {
             scope.spawn(|| {
                 backend.bind_to_thread().unwrap();
@@ -576,7 +576,7 @@ on_both_drivers! {
         second.synchronize().unwrap();
         assert_eq!(byte(&second, at), 4);
 
-        // The memory goes with its backend, and so does the graph that would use it.
+        // The memory is freed with its backend, and the graph that would use it is destroyed.
         let ((), lines) = logged(|| drop(second));
         assert!(lines.len() == 1 && lines[0].contains("\"shared\""), "{lines:?}");
         let text = first.launch_graph(graph, first.stream()).unwrap_err().to_string();
@@ -799,7 +799,7 @@ fn everything_but_the_query_works_on_scales_driver() {
     let capture = backend.capture(stream).unwrap();
     mix(&backend, at, 4, 16, stream).unwrap();
     assert!(backend.synchronize_stream(stream).unwrap_err().is::<Capturing>());
-    // What asks by itself whether the stream captures goes by the books where the driver cannot tell.
+    // What asks by itself whether the stream captures goes by the backend's notes where the driver cannot tell.
     let error = backend.op_scratch("gemm", 64, stream).unwrap_err();
     assert!(error.is::<BadArgument>() && error.to_string().contains("before the capture begins"), "{error}");
     let graph = capture.end().unwrap();

@@ -310,7 +310,7 @@ fn excess(size: LaunchSize, fixed_shared: u32, registers: u32, limits: Limits) -
             .map(|(axis, (asked, limit))| (axis, asked, limit))
             .next()
     };
-    // All sides may be within bounds and the block still too large; that is told first, for it is what is usually meant.
+    // All sides may be within bounds and the block still too large; that is told first, because it is what is usually meant.
     let threads = size.block.iter().fold(1_u64, |product, &side| product.saturating_mul(u64::from(side)));
     if threads > u64::from(limits.threads) {
         return Some(LaunchExcess::Threads { asked: threads, limit: limits.threads });

@@ -48,7 +48,7 @@ pub struct TeardownError {
 
 impl fmt::Display for TeardownError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "device {}: not given back:", self.ordinal)?;
+        write!(f, "device {}: not released:", self.ordinal)?;
         // After a fault all have the same answer, which is then said once.
         for (index, (resource, error)) in self.failures.iter().enumerate() {
             let separator = if index == 0 { "" } else { "," };
@@ -130,7 +130,7 @@ mod tests {
             .note(Resource::Stream, Err(DriverError { function: DriverFn::cuStreamDestroy_v2, status: 400 }));
         let text = teardown.into_result().unwrap_err().to_string();
         assert!(
-            text.starts_with("device 3: not given back: module \"a\", module \"b\" (cuModuleUnload: "),
+            text.starts_with("device 3: not released: module \"a\", module \"b\" (cuModuleUnload: "),
             "{text}"
         );
         assert!(text.contains(", the stream (cuStreamDestroy_v2: "), "{text}");

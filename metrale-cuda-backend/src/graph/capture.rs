@@ -24,8 +24,8 @@ use crate::graph::refusal::NotCapturing;
 use crate::handles::is_the_drivers;
 use crate::parts::MAKES_GRAPHS;
 
-/// What the driver made of a capture: its template of a graph, which goes with this, and the pins of what was captured,
-/// which go too unless they are passed on.
+/// What the driver made of a capture: its template of a graph, which a drop destroys, and the pins of what was captured,
+/// which a drop releases unless they were passed on.
 pub(crate) struct Recorded<'backend> {
     backend: &'backend MetraleCudaBackend,
     pub(crate) template: CUgraph,
@@ -71,7 +71,7 @@ impl MetraleCudaBackend {
         self.bound(WHAT)?;
         let held = self.hold_stream(stream, WHAT)?;
         let _alone = self.graph_client().shared.exclude_borrowed_copies();
-        // On the books before the driver begins, so that no other thread breaks it unknowing.
+        // Noted before the driver begins, so that calls on other threads that would break it are refused.
         let id = self.graph_client().shared.with(|state| -> Result<u64> {
             if let Some(earlier) = state.captures.on_stream(stream) {
                 const ADVICE: &str = "the stream takes part in a capture already; end that one first";
@@ -209,9 +209,9 @@ impl MetraleCudaBackend {
     /// Ends a capture in the driver. The context is current.
     ///
     /// Only where one was begun is the driver asked, and there the stream is alive: it is neither destroyed nor released
-    /// while it is on the books ([`uncaptured`](Self::uncaptured)), whose end this thread alone has reserved.
+    /// while the capture is noted ([`uncaptured`](Self::uncaptured)), whose end this thread alone has reserved.
     ///
-    /// On an error the capture is over, unless the driver says that the stream still captures: then it stays on the books.
+    /// On an error the capture is over, unless the driver says that the stream still captures: then it stays noted.
     pub(crate) fn end_recording(&self, stream: u64, doing: &'static str) -> Result<Recorded<'_>> {
         let (id, captured_at) = self.graph_client().shared.with(|state| {
             if let Some(capture) = state.captures.start_ending(stream) {
@@ -221,7 +221,7 @@ impl MetraleCudaBackend {
             Err(NotCapturing { doing, stream, part_of: other.map(|capture| (capture.origin, capture.site)) })
         })?;
         let mut template = 0;
-        // SAFETY: the result pointer is a local; the stream is alive while its capture is on the books.
+        // SAFETY: the result pointer is a local; the stream is alive while its capture is noted.
         let answer = unsafe { ask!(self.driver(), cuStreamEndCapture(stream, &mut template)) };
         let Err(error) = answer else {
             // The pins stay: they are the graph's to be.
@@ -252,7 +252,7 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// Takes a capture that is over off the books, with its pins.
+    /// Removes a capture that is over, with its pins.
     pub(crate) fn forget_capture(&self, id: u64) -> Option<Capture> {
         self.graph_client().shared.with(|state| {
             state.pins.release(id);

@@ -46,7 +46,7 @@ impl MetraleCudaBackend {
         let device_bytes = totals.live_bytes.saturating_sub(totals.managed_bytes);
         let mut terms = vec![
             Term::new("context baseline", signed(costs.baseline()), Quality::Measured)
-                .note("the context, and what others held when the backend began"),
+                .note("the context, and what all else held when the backend began"),
             Term::new("modules", costs.of(Cost::Modules).bytes(), Quality::Measured)
                 .note(counted(self.registry().modules().len() as u64, "module")),
             Term::new("streams", costs.of(Cost::Streams).bytes(), Quality::Measured).note(format!(

@@ -2,12 +2,12 @@
 //! Allocating and freeing device memory, with the ledger kept in step.
 //!
 //! ```text
-//! alloc:  bound? -> not above the total? -> driver gives -> ledger records -> bands laid -> DevicePtr
-//!                                                 `- on any failure from here on the memory goes back
+//! alloc:  bound? -> not above the total? -> driver allocates -> ledger records -> bands laid -> DevicePtr
+//!                                                 `- on any failure from here on the memory is freed
 //! free:   ledger forgets (or says what is wrong) -> bands checked -> driver frees
 //!                                                 `- refused: bound? the record is put back, marked
 //! ```
-//! Most of what is small takes the short way of [`small`](super::small).
+//! Most small allocations take the short path of [`small`](super::small).
 
 use std::panic::Location;
 
@@ -87,14 +87,14 @@ impl MetraleCudaBackend {
             // What kept the bands from being laid is the error that counts.
             let _ = self.ledger_writer().forget(addr, kind);
             if let Err(error) = self.driver_free(base) {
-                tracing::error!("{driver_bytes} bytes at {base:#x} could not be given back: {error}");
+                tracing::error!("{driver_bytes} bytes at {base:#x} could not be freed: {error}");
             }
             return Err(error);
         }
         Ok(DevicePtr(addr))
     }
 
-    /// Writes down what the driver has just given at `base`. What the ledger does not take goes back.
+    /// Records what the driver has just allocated at `base`. Frees it where the ledger refuses it.
     pub(crate) fn record_alloc(
         &self,
         base: u64,
@@ -109,7 +109,7 @@ impl MetraleCudaBackend {
         })
     }
 
-    /// The driver's memory, alone. What is in quarantine goes first where the driver has no more.
+    /// The driver's allocation, alone. Where the driver has no more, freed memory in quarantine is released first.
     fn ask_for_memory(&self, bytes: usize, kind: AllocKind) -> Result<u64, DriverError> {
         let ask = || {
             let mut addr = 0;
@@ -130,7 +130,7 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// The error for memory that the driver did not give.
+    /// The error for an allocation that the driver refused.
     pub(crate) fn alloc_error(
         &self,
         error: DriverError,
@@ -191,7 +191,7 @@ impl MetraleCudaBackend {
     ) -> Result<()> {
         let bound = if is_sticky(error.status) { Ok(true) } else { self.bound_to_free(doing) };
         let answer = match bound {
-            // The context took the memory with it.
+            // The memory went with the context.
             Ok(false) => Ok(()),
             Err(not_bound) if not_bound.is::<NotBound>() => {
                 self.ledger_writer().restore(ptr.0, record);
@@ -202,8 +202,8 @@ impl MetraleCudaBackend {
         self.settle_free(answer, ptr.0, record, || format!("freeing {ptr}"))
     }
 
-    /// Takes an address off the ledger before the driver is asked: the driver may hand it to another thread at once. Not
-    /// what a graph uses.
+    /// Removes an address from the ledger before the driver is asked: the driver may hand it to another thread at once.
+    /// Refused for what a graph uses.
     #[inline]
     #[track_caller]
     pub(crate) fn forget(
@@ -220,7 +220,7 @@ impl MetraleCudaBackend {
         forgotten.map_err(|cause| self.not_forgotten(&cause, addr, call, site))
     }
 
-    /// The error for what the ledger does not let go.
+    /// The error for what the ledger does not forget.
     #[cold]
     pub(crate) fn not_forgotten(
         &self,
@@ -245,13 +245,13 @@ impl MetraleCudaBackend {
                 let (at, bytes) = self.registry().device_symbol(module.name, global).ok()?;
                 let is_in = addr.checked_sub(at).is_some_and(|offset| offset < bytes as u64);
                 is_in.then(|| {
-                    format!("in the global {global:?} of module {:?}, and goes with it", module.name)
+                    format!("in the global {global:?} of module {:?}, which is unloaded with it", module.name)
                 })
             })
         })
     }
 
-    /// What the driver's answer to a free makes of the record that was taken off for it.
+    /// Finishes a free by the driver's answer: the record that was removed for it is restored where the driver refused.
     pub(crate) fn settle_free(
         &self,
         answer: Result<(), DriverError>,
@@ -261,7 +261,7 @@ impl MetraleCudaBackend {
     ) -> Result<()> {
         match answer {
             Ok(()) => Ok(()),
-            // The context took the memory with it.
+            // The memory went with the context.
             Err(error) if is_teardown_noop(error.status) => Ok(()),
             Err(error) => {
                 self.ledger_writer().restore(addr, record);
@@ -284,7 +284,7 @@ pub(crate) fn refuse_no_bytes(bytes: usize, kind: AllocKind, site: &Location<'_>
         return Ok(());
     }
     Err(BadArgument::new(format!(
-        "an allocation of 0 bytes of {kind} memory at {site}: the driver has none to give; skip it, and use null for an \
+        "an allocation of 0 bytes of {kind} memory at {site}: the driver allocates none; skip it, and use null for an \
          empty tensor"
     )))
 }

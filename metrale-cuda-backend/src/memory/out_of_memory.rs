@@ -279,7 +279,7 @@ impl fmt::Display for Verdict {
         match *self {
             Self::AboveTotal { excess_bytes } => write!(
                 f,
-                "it never will, for it is {} more than the whole device: split it, or use a smaller or quantized model",
+                "it never will, because it is {} more than the whole device: split it, or use a smaller or quantized model",
                 ByteSize(excess_bytes)
             ),
             Self::FreeOurs { missing_bytes, sites, scopes } => {

@@ -47,7 +47,7 @@ pub enum ArenaError {
         /// Bytes of the longest free stretch.
         largest_hole_bytes: u64,
     },
-    /// What was given back is no part of this arena, or no longer; the line of the first time is told where it is known.
+    /// What was to be freed is no part of this arena, or no longer; the line of the first free is told where it is known.
     #[error("free_part called at {site}: {cause}")]
     NotAPart {
         /// The line that called.

@@ -168,7 +168,7 @@ impl MetraleCudaBackend {
 }
 
 /// Pinned host memory that is freed when it is dropped. Derefs to its bytes. Where it may not be freed, on a thread that
-/// captures or while a graph copies from it, the drop says so in the log, and it stays until its backend goes.
+/// captures or while a graph copies from it, the drop says so in the log, and it stays until its backend is dropped.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -225,7 +225,7 @@ impl Drop for PinnedBuffer<'_> {
             && self.backend.context_fault().is_none()
         {
             tracing::error!(
-                "{} of {} bytes stays until its backend goes: {error:#}",
+                "{} of {} bytes stays until its backend is dropped: {error:#}",
                 self.pinned,
                 self.pinned.len()
             );

@@ -24,7 +24,7 @@ use crate::tombstones::Tombstones;
         None => "is none of this backend's, or was freed longer ago than is remembered".to_owned(),
     },
     match now {
-        Some((bytes, site)) => format!("; what is pinned there now, {bytes} bytes from {site}, is another's and stays"),
+        Some((bytes, site)) => format!("; what is pinned there now, {bytes} bytes from {site}, belongs to another handle and stays"),
         None => String::new(),
     }
 )]

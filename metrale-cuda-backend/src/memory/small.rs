@@ -30,7 +30,7 @@ use crate::graph::Reach;
 use crate::parts::KEEPS_LEDGER;
 use crate::redzone::count_alloc;
 
-/// The most bytes of an allocation that takes the short way; 0 where none does: with red zones, with a creation index to be
+/// The most bytes of an allocation that takes the short path; 0 where none does: with red zones, with a creation index to be
 /// traced, without a ledger.
 pub(crate) fn small_most(config: &BackendConfig, total_bytes: u64) -> usize {
     let is_plain = KEEPS_LEDGER && config.redzone.band_bytes == 0 && config.redzone.trace_index.is_none();
@@ -42,7 +42,7 @@ impl MetraleCudaBackend {
     #[track_caller]
     pub fn alloc(&self, bytes: usize) -> Result<DevicePtr> {
         let site = Location::caller();
-        // Nothing is not small: it comes out as the largest number.
+        // 0 wraps to the largest number, and so is not small.
         if bytes.wrapping_sub(1) < self.small_most() {
             self.alloc_small(bytes, site)
         } else {
@@ -72,7 +72,7 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// What it means that the driver gave nothing: perhaps no more than that this thread is not bound.
+    /// The error for a refused allocation: perhaps only that this thread is not bound.
     #[cold]
     fn small_alloc_error(&self, error: DriverError, bytes: usize, site: &'static Location<'static>) -> Error {
         let bound = if is_sticky(error.status) { Ok(()) } else { self.bound(ALLOCATING) };
@@ -82,7 +82,7 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// Writes down what lies in a page of its own, if it is this context's.
+    /// Records what lies in a page of its own, if it came from this context.
     #[cold]
     fn record_in_own_page(
         &self,
@@ -91,10 +91,10 @@ impl MetraleCudaBackend {
         site: &'static Location<'static>,
     ) -> Result<DevicePtr> {
         if let Err(error) = self.bound(ALLOCATING) {
-            // Another context's: back it goes, to where it came from.
+            // It came from another context, so it is freed there.
             return Err(match self.driver_free(addr) {
                 Ok(()) => error,
-                Err(kept) => error.context(format!("{addr:#x} could not be given back: {kept}")),
+                Err(kept) => error.context(format!("{addr:#x} could not be freed: {kept}")),
             });
         }
         self.record_alloc(addr, addr, bytes, AllocKind::Device, site)?;
@@ -107,14 +107,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_red_zones_or_a_trace_concern_goes_the_long_way_and_so_does_what_is_not_small() {
+    fn only_small_allocations_without_red_zones_and_trace_take_the_short_path() {
         let plain = BackendConfig::default();
         let most = if KEEPS_LEDGER { SMALL_ALLOC_CHUNK as usize - 1 } else { 0 };
         assert_eq!(small_most(&plain, 141 << 30), most);
         assert_eq!(
             small_most(&plain, 1000),
             most.min(1000),
-            "what is above the total is refused, the long way"
+            "what is above the total is refused on the other path"
         );
         let (mut padded, mut traced) = (plain.clone(), plain);
         padded.redzone.band_bytes = 16;

@@ -92,7 +92,7 @@ pub enum WatchdogError {
     ZeroInterval,
     /// An interval so long that memory is gone between two readings.
     #[error(
-        "a watchdog that reads every {interval:?} acts after three of them, when the memory is long gone; give at most \
+        "a watchdog that reads every {interval:?} acts after three of them, long after the memory is used up; give at most \
          {LONGEST_INTERVAL:?}, better below a second"
     )]
     IntervalTooLong {

@@ -25,8 +25,8 @@ use crate::gpu::DevicePtr;
 const PIECE_BYTES: usize = 1 << 20;
 
 impl MetraleCudaBackend {
-    /// Lays the bands of an allocation that the driver has just given and the ledger has taken in. On an error nothing of
-    /// them is left, and the memory still is the caller's to give back.
+    /// Lays the bands of an allocation that the driver has just made and the ledger has recorded. On an error nothing of them
+    /// is left, and the caller has to free the memory.
     pub(crate) fn lay_bands(&self, base: u64, plan: Plan, site: &'static Location<'static>) -> Result<()> {
         let user = base.saturating_add(plan.layout.front_bytes as u64);
         let scope = match self.ledger_writer().whois(user) {
@@ -49,7 +49,7 @@ impl MetraleCudaBackend {
         laid
     }
 
-    /// Takes the bands of a live allocation out, for its free. `None` for one that has none.
+    /// Removes the bands of a live allocation before its free. `None` where it has none.
     pub(crate) fn remove_bands(&self, address: u64) -> Option<Padded> {
         if !self.zones().is_on() {
             return None;
@@ -59,7 +59,7 @@ impl MetraleCudaBackend {
         Some(padded)
     }
 
-    /// Checks the bands of an allocation that was taken out, and reports what changed.
+    /// Checks the bands of an allocation that was removed, and reports what changed.
     pub(crate) fn check_bands(&self, padded: &Padded) {
         if let Err(error) = self.try_check_bands(padded) {
             tracing::error!(
@@ -94,7 +94,7 @@ impl MetraleCudaBackend {
         self.driver_free(padded.base)
     }
 
-    /// Puts back what a refused free had taken out.
+    /// Restores the bands that a refused free had removed.
     pub(crate) fn restore_bands(&self, padded: Padded) {
         let restored = self.record_padding(&padded).and_then(|()| {
             let mut state = self.zones().lock();
@@ -105,7 +105,7 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// Keeps freed memory, filled. `false` where that cannot be: then it goes to the driver.
+    /// Keeps freed memory, filled. `false` where that is impossible: then the driver frees it.
     fn quarantine(&self, padded: &Padded) -> bool {
         let mut kept = padded.clone();
         kept.freed = true;
@@ -119,12 +119,12 @@ impl MetraleCudaBackend {
             let filled = self.fill_bands(&kept, "filling freed memory");
             let kept_padding = filled.and_then(|()| self.record_padding(&kept));
             if let Err(error) = kept_padding {
-                tracing::warn!("{:#x} goes back without quarantine: {error:#}", kept.address());
+                tracing::warn!("{:#x} is freed without quarantine: {error:#}", kept.address());
                 return false;
             }
             if let Err(error) = self.zones().insert(&mut state, kept.clone()) {
                 self.forget_padding(&kept);
-                tracing::warn!("{:#x} goes back without quarantine: {error}", kept.address());
+                tracing::warn!("{:#x} is freed without quarantine: {error}", kept.address());
                 return false;
             }
             state.quarantine(&kept)
@@ -147,7 +147,7 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// Gives the oldest freed memory in quarantine back to the driver, which has no more. Whether there was any.
+    /// Frees the oldest memory in quarantine, where the driver has no more. Whether there was any.
     pub(crate) fn relieve_quarantine(&self) -> bool {
         if !self.zones().quarantines() {
             return false;
@@ -158,7 +158,7 @@ impl MetraleCudaBackend {
         some
     }
 
-    /// The end: the quarantine goes back, and what the scans used. The context is current.
+    /// Frees the quarantine and what the scans used, at the end. The context is current.
     pub(crate) fn close_zones(&self) {
         if !self.zones().is_on() {
             return;
@@ -198,7 +198,7 @@ impl MetraleCudaBackend {
     }
 
     /// Waits for the work queued so far on every stream this backend knows: the legacy one, its own, those it made or
-    /// adopted. One that captures has run nothing and is left alone, for a wait would end the capture.
+    /// adopted. One that captures has run nothing and is left alone, because a wait would end the capture.
     pub(crate) fn wait_for_known_work(&self) -> Result<()> {
         const DOING: &str = "waiting for a stream before red zones are looked at";
         self.legacy_stream_done("looking at red zones")?;
@@ -286,7 +286,7 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// Frees what a sweep took off the ledger, with its bands where it has some.
+    /// Frees what a sweep removed from the ledger, with its bands where it has some.
     pub(crate) fn free_swept(&self, address: u64) -> Result<(), DriverError> {
         match self.remove_bands(address) {
             Some(padded) => {

@@ -288,13 +288,13 @@ impl State {
         })
     }
 
-    /// Puts a freed allocation, already taken in, into quarantine; gives out those that leave for it.
+    /// Puts a freed allocation, whose bands are inserted already, into quarantine; returns those that leave for it.
     pub(crate) fn quarantine(&mut self, padded: &Padded) -> Vec<u64> {
         let leaving = self.quarantine.push(padded.layout.total_bytes() as u64, padded.address());
         leaving.into_iter().map(|entry| entry.what).collect()
     }
 
-    /// Takes at least `bytes` out of quarantine, or all there is.
+    /// Removes at least `bytes` from quarantine, or all there is.
     pub(crate) fn release(&mut self, bytes: u64) -> Vec<u64> {
         self.quarantine.release(bytes).into_iter().map(|entry| entry.what).collect()
     }
@@ -333,7 +333,7 @@ impl State {
         report.violations
     }
 
-    /// The violation of an allocation that was taken out.
+    /// The violation of an allocation that was removed.
     pub(crate) fn violation(&self, padded: &Padded, side: Side, change: BandChange) -> Violation {
         padded.violation(side, change, self.last_scan)
     }
