@@ -440,7 +440,7 @@ impl MetraleCudaBackend {
         self.reads_pageable_memory
     }
 
-    /// The most bytes of an allocation that takes the short way; 0 where none does.
+    /// The most bytes of an allocation that takes the short path; 0 where none does.
     pub(crate) const fn small_most(&self) -> usize {
         self.small_most
     }

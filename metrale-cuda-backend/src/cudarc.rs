@@ -13,7 +13,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::error::BadArgument;
 use crate::gpu::DevicePtr;
 
-/// A slice that the ledger does not take in, given back as it was.
+/// A slice that the ledger refuses, returned as it was.
 pub struct AdoptError<T> {
     /// The slice.
     pub slice: CudaSlice<T>,
@@ -61,7 +61,7 @@ pub struct Adopted<'backend, T> {
     slice: CudaSlice<T>,
 }
 
-/// The line on the ledger, taken off when this is dropped.
+/// The record on the ledger, removed when this is dropped.
 struct LedgerEntry<'backend> {
     backend: &'backend MetraleCudaBackend,
     ptr: DevicePtr,

@@ -143,8 +143,8 @@ pub trait GpuBackend: Send + Sync {
 
     /// Frees what [`alloc`](Self::alloc) or [`alloc_managed`](Self::alloc_managed) returned. Null is nothing.
     ///
-    /// Taken off the ledger before the driver is asked, since the driver may hand the address to another thread at once;
-    /// if the driver refuses, the record is put back, marked. A context that is already gone is no error. May block: the
+    /// Removed from the ledger before the driver is asked, since the driver may hand the address to another thread at once;
+    /// if the driver refuses, the record is restored, marked. A context that is already gone is no error. May block: the
     /// driver waits for work that could still use the memory. Refused on a thread that captures. The thread need not be
     /// bound, unless there are red zones to be looked at: the address says whose memory it is.
     ///
@@ -157,7 +157,7 @@ pub trait GpuBackend: Send + Sync {
 
     /// Allocates `bytes` of device memory with an owner of its own: accounted apart and never taken by
     /// [`sweep_unreleased`](Self::sweep_unreleased). Otherwise as [`alloc`](Self::alloc).
-    /// [`PackedArena`](crate::PackedArena) is one that gives out named parts of itself; it is made where the backend is, before
+    /// [`PackedArena`](crate::PackedArena) is one that allocates named parts of itself; it is made where the backend is, before
     /// that is handed on as a trait object.
     ///
     /// # Errors
@@ -184,7 +184,7 @@ pub trait GpuBackend: Send + Sync {
 
     /// Frees what [`alloc_pinned`](Self::alloc_pinned) returned. Taken off the ledger before the driver is asked.
     ///
-    /// The caller sees to it that no queued copy still uses it. May block. Refused on a thread that captures.
+    /// The caller makes sure that no queued copy still uses it. May block. Refused on a thread that captures.
     ///
     /// # Errors
     /// [`FreeError`](crate::FreeError) for what is not live pinned memory; [`StalePinned`](crate::StalePinned) for a handle
@@ -584,7 +584,7 @@ pub trait GpuBackend: Send + Sync {
     /// capture goes on and can be ended otherwise.
     fn update_graph(&self, graph: GraphHandle, stream: u64) -> Result<GraphUpdate>;
 
-    /// Destroys a graph and lets go of what it pinned. Launches already queued are the driver's to finish. A context that is
+    /// Destroys a graph and releases what it pinned. Launches already queued are the driver's to finish. A context that is
     /// already gone is no error. Does not block. Allowed during a capture.
     ///
     /// # Errors

@@ -27,7 +27,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::ask;
 use crate::error::BadArgument;
 use crate::handle_map::HandleMap;
-use crate::tombstones::Tombstones;
+use crate::handle_tombstones::HandleTombstones;
 
 type Site = &'static Location<'static>;
 
@@ -86,7 +86,7 @@ enum HandleEnd {
 struct HandleTable {
     /// An entry is cloned only under the table's lock, so with the lock held for writing its count can only fall.
     live: HandleMap<Arc<HandleEntry>>,
-    ended: Tombstones<HandleEnd>,
+    ended: HandleTombstones<HandleEnd>,
 }
 
 /// The streams, or the events, of a backend.
@@ -216,20 +216,20 @@ impl Handles {
 
 /// A handle that stays alive until this is dropped.
 #[must_use = "the handle is kept alive only as long as this is held"]
-pub(crate) struct Held<'backend> {
+pub(crate) struct HeldHandle<'backend> {
     backend: &'backend MetraleCudaBackend,
     /// `None` for what outlives every call: the backend's own stream, and the driver's own.
     entry: Option<Arc<HandleEntry>>,
 }
 
-impl Held<'_> {
+impl HeldHandle<'_> {
     /// Whether the stream is still known, and not about to be destroyed by another thread.
     pub(crate) fn is_live(&self) -> bool {
         self.entry.as_ref().is_none_or(|entry| self.backend.streams().has(entry))
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for HeldHandle<'_> {
     fn drop(&mut self) {
         // The last owner of an entry that the table has no more.
         if let Some(entry) = self.entry.take().and_then(Arc::into_inner)
@@ -249,17 +249,21 @@ impl MetraleCudaBackend {
 
     /// Looks a stream up and keeps it alive. The thread is known to be bound.
     #[inline]
-    pub(crate) fn hold_stream(&self, stream: u64, doing: &'static str) -> Result<Held<'_>, BadArgument> {
+    pub(crate) fn hold_stream(
+        &self,
+        stream: u64,
+        doing: &'static str,
+    ) -> Result<HeldHandle<'_>, BadArgument> {
         if self.outlives(stream) {
-            return Ok(Held { backend: self, entry: None });
+            return Ok(HeldHandle { backend: self, entry: None });
         }
-        Ok(Held { backend: self, entry: Some(self.streams().hold(stream, doing)?) })
+        Ok(HeldHandle { backend: self, entry: Some(self.streams().hold(stream, doing)?) })
     }
 
     /// Looks an event up and keeps it alive. The thread is known to be bound.
     #[inline]
-    pub(crate) fn hold_event(&self, event: u64, doing: &'static str) -> Result<Held<'_>, BadArgument> {
-        Ok(Held { backend: self, entry: Some(self.events().hold(event, doing)?) })
+    pub(crate) fn hold_event(&self, event: u64, doing: &'static str) -> Result<HeldHandle<'_>, BadArgument> {
+        Ok(HeldHandle { backend: self, entry: Some(self.events().hold(event, doing)?) })
     }
 
     /// Destroys a handle that was [removed](Handles::remove): now, or when the call on another thread that still holds it

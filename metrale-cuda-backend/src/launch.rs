@@ -32,7 +32,7 @@ use crate::timing::TimingSpan;
 )]
 #[non_exhaustive]
 pub struct KernelFault {
-    /// Module and function, or the handle where no look-up of this backend gave it.
+    /// Module and function, or the handle where it came from no look-up of this backend.
     pub kernel: Arc<str>,
     /// Blocks of the grid.
     pub grid: [u32; 3],

@@ -9,7 +9,7 @@
 //!                                               DriverApi    the installed driver, or one in software
 //! ```
 //!
-//! Every allocation is written down with the source line that made it, and taken off before it is freed. So at any
+//! Every allocation is recorded with the source line that made it, and removed from the ledger before it is freed. So at any
 //! moment the backend can say what is live, whose it is and what the device keeps for it; a double free is answered with
 //! both lines, out of memory with who holds what, and a copy past the end with the owner's line.
 //!
@@ -68,6 +68,7 @@ mod fault_probe;
 mod gpu;
 mod graph;
 mod handle_map;
+mod handle_tombstones;
 mod handles;
 mod launch;
 mod ledger_writer;
@@ -80,7 +81,6 @@ mod signature;
 mod stream;
 mod sweep;
 mod timing;
-mod tombstones;
 
 // Decisions that need no driver.
 mod arch;

@@ -6,7 +6,7 @@
 //!                                 └─ does not ─> a larger one; the old one is outgrown:
 //!                                                event behind its last use ── passed ──> freed
 //! ```
-//! Scratch is written down as arena memory under the scope `op_cache/<op>`: the cache is its owner, so no sweep takes it.
+//! Scratch is recorded as arena memory under the scope `op_cache/<op>`: the cache is its owner, so no sweep frees it.
 
 use core::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -26,7 +26,7 @@ use crate::gpu::DevicePtr;
 use crate::graph::Reach;
 use crate::memory::FREE_AFTER;
 
-/// Sizes up to here are rounded up to what the driver hands out anyway.
+/// Sizes up to here are rounded up to what the driver allocates anyway.
 const GRANULARITY_BYTES: usize = 512;
 /// From here on the driver keeps whole pages, so that the rest of the last one costs nothing.
 const PAGE_BYTES: usize = 2 << 20;

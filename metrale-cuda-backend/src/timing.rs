@@ -24,10 +24,10 @@ type Pair = (CUevent, CUevent);
 
 /// One backend's spans.
 pub(crate) struct Timing {
-    state: Mutex<State>,
+    state: Mutex<TimingState>,
 }
 
-struct State {
+struct TimingState {
     pending: PendingSpans<Pair>,
     /// Events to use again.
     spare: Vec<CUevent>,
@@ -36,7 +36,7 @@ struct State {
 impl Default for Timing {
     fn default() -> Self {
         let pending = PendingSpans::with_limit(PENDING_LIMIT);
-        Self { state: Mutex::new(State { pending, spare: Vec::new() }) }
+        Self { state: Mutex::new(TimingState { pending, spare: Vec::new() }) }
     }
 }
 
@@ -182,7 +182,7 @@ impl MetraleCudaBackend {
         Ok(self.harvest(&mut self.timing().state.lock()))
     }
 
-    fn harvest(&self, state: &mut State) -> SpanHarvest {
+    fn harvest(&self, state: &mut TimingState) -> SpanHarvest {
         let totals = run_metrics::process().spans();
         let harvest = state.pending.harvest(totals, |pair| self.has_ended(*pair), |pair| self.between(*pair));
         for (name, error) in &harvest.failed {

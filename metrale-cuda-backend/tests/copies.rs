@@ -273,7 +273,7 @@ on_both_drivers! {
         assert_eq!(unsafe { backend.driver().cuMemAlloc_v2(&mut at, 4096) }, 0);
         backend.copy_h2d(&[9; 4096], DevicePtr(at)).unwrap();
         assert_eq!(read(&backend, DevicePtr(at), 4096), [9; 4096]);
-        // SAFETY: the driver gave the address above.
+        // SAFETY: the driver returned the address above.
         assert_eq!(unsafe { backend.driver().cuMemFree_v2(at) }, 0);
     }
 

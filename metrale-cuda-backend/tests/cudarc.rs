@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! cudarc's allocations on the ledger, and let go of again.
+//! cudarc's allocations on the ledger, and off it again.
 
 mod common;
 

@@ -140,14 +140,14 @@ fn memory_the_ledger_cannot_record_is_freed() {
     let driver = sim();
     let backend = backend(driver.clone());
     let ptr = backend.alloc(4096).unwrap();
-    // Freed behind the backend's back, so that the driver hands the address out again.
-    // SAFETY: the driver gave the address, and nothing uses the memory.
+    // Freed without telling the backend, so that the driver uses the address again.
+    // SAFETY: the driver returned the address, and nothing uses the memory.
     assert_eq!(unsafe { driver.cuMemFree_v2(ptr.0) }, 0);
     let error = backend.alloc(4096).unwrap_err();
     assert_eq!(remedy(&error), Some(Remedy::ReportBug));
     let conflict = error.downcast_ref::<LedgerConflict>().expect("typed");
     assert_eq!((conflict.addr, conflict.bytes), (ptr.0, 4096));
-    assert!(error.to_string().contains("behind its back"), "{error}");
+    assert!(error.to_string().contains("without telling it"), "{error}");
     assert!(driver.leaks().memory.is_empty());
     backend.ledger_probe().assert_nothing_live();
 
@@ -155,21 +155,21 @@ fn memory_the_ledger_cannot_record_is_freed() {
     backend.free(again).unwrap();
 }
 
-/// Frees the backend's only allocation behind its back, so that the driver hands its address out again; the driver then
-/// refuses to take that back.
+/// Frees the backend's only allocation without telling it, so that the driver uses its address again; the driver then
+/// refuses to free that.
 fn conflict_that_leaks(status: i32) -> LedgerConflict {
     let driver = sim();
     let faulty = Arc::new(FaultDriver::new(driver.clone()));
     let backend = backend(faulty.clone());
     let ptr = backend.alloc(4096).unwrap();
-    // SAFETY: the driver gave the address, and nothing uses the memory.
+    // SAFETY: the driver returned the address, and nothing uses the memory.
     assert_eq!(unsafe { driver.cuMemFree_v2(ptr.0) }, 0);
     faulty.fail_nth(DriverFn::cuMemFree_v2, 1, status);
     backend.alloc(4096).unwrap_err().downcast::<LedgerConflict>().expect("typed")
 }
 
 #[test]
-fn memory_that_neither_ledger_nor_driver_takes_is_told_with_the_drivers_answer() {
+fn memory_that_can_be_neither_recorded_nor_freed_is_told_with_the_drivers_answer() {
     let conflict = conflict_that_leaks(999);
     let refusal = DriverError { function: DriverFn::cuMemFree_v2, status: 999 };
     assert_eq!((conflict.not_freed, conflict.remedy()), (Some(refusal), Remedy::ReportBug));
@@ -179,14 +179,14 @@ fn memory_that_neither_ledger_nor_driver_takes_is_told_with_the_drivers_answer()
 }
 
 #[test]
-fn pinned_memory_that_neither_ledger_nor_driver_takes_is_told_too() {
+fn pinned_memory_that_can_be_neither_recorded_nor_freed_is_told_too() {
     let driver = sim();
     let faulty = Arc::new(FaultDriver::new(driver.clone()));
     let backend = backend(faulty.clone());
     // The host's allocator decides which address comes next; that of the last free is likely, not certain.
     let conflict = (0..64).find_map(|_| {
         let pinned = backend.alloc_pinned(1 << 20).unwrap();
-        // SAFETY: the driver gave the address, and nothing uses the memory.
+        // SAFETY: the driver returned the address, and nothing uses the memory.
         assert_eq!(unsafe { driver.cuMemFreeHost(pinned.as_ptr().cast()) }, 0);
         faulty.fail_nth(DriverFn::cuMemFreeHost, 1, 999);
         backend.alloc_pinned(1 << 20).err()

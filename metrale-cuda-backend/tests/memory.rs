@@ -315,7 +315,7 @@ fn a_meminfo_path_that_cannot_be_read_is_refused_when_the_backend_is_built() {
     }
 }
 
-/// What another thread's free has taken off the ledger and not yet got from the driver is no stream's doing.
+/// A free on another thread that the ledger knows and the driver does not yet is not counted as a stream's memory.
 #[test]
 fn no_cost_is_measured_while_memory_is_between_ledger_and_driver() {
     let driver = Arc::new(HookedDriver::new(sim()));
@@ -345,7 +345,7 @@ fn no_cost_is_measured_while_memory_is_between_ledger_and_driver() {
         let account = backend.account().unwrap();
         (account.term("streams").unwrap().bytes, account.remainder_bytes())
     };
-    // The page that the context's second stream took is nobody's, and no 62 MiB are given back by it.
+    // The page that the context's second stream took has no owner, and the stream did not free 62 MiB.
     assert_eq!(told(), (0, 2 << 20));
     // From here on it is measured again: every fourth takes a page.
     for _ in 0..4 {

@@ -119,7 +119,7 @@ impl RegistryError {
         )
     }
 
-    /// The driver's answer, where the driver gave one.
+    /// The driver's answer, where there was one.
     #[must_use]
     pub fn driver_error(&self) -> Option<DriverError> {
         match self {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What could not be given back: [`TeardownError`], and where it is told when nobody is there to take it.
+//! What could not be released: [`TeardownError`], and the sink that is told where no caller can get the error.
 
 use core::fmt;
 use std::io::Write as _;
@@ -9,7 +9,7 @@ use metrale_driver_sys::DriverError;
 
 use crate::is_teardown_noop;
 
-/// Takes what a drop could not give back. Called on whichever thread drops the last handle, at most once for each
+/// Is told what a drop could not release. Called on whichever thread drops the last handle, at most once for each
 /// registry or host, with no lock held.
 pub type TeardownSink = Arc<dyn Fn(&TeardownError) + Send + Sync>;
 
@@ -35,7 +35,7 @@ impl fmt::Display for Resource {
     }
 }
 
-/// All that one teardown could not give back, in the order of the attempts. What a context takes with it when it goes
+/// All that one teardown could not release, in the order of the attempts. What a context takes with it when it goes
 /// ([`is_teardown_noop`]) is not among it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

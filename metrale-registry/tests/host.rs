@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One host for each driver and device: shared, separate, given back, made anew.
+//! One host for each driver and device: shared, separate, released, made anew.
 
 mod common;
 

@@ -107,7 +107,7 @@ impl Calls {
         let mut at = 0;
         // SAFETY: the result pointer is a local.
         assert_eq!(unsafe { self.driver().cuMemAlloc_v2(&mut at, BYTES) }, 0);
-        // SAFETY: the driver gave the address above.
+        // SAFETY: the driver returned the address above.
         assert_eq!(unsafe { self.driver().cuMemFree_v2(black_box(at)) }, 0);
     }
 

@@ -24,7 +24,7 @@ pub struct GraphInfo {
     /// Its nodes.
     pub nodes: usize,
     /// Bytes of device memory that went when it was instantiated, beyond this backend's own allocations. 0 where the driver
-    /// took it from what it holds for graphs already; negative where somebody else gave memory back just then; `None` where
+    /// took it from what it holds for graphs already; negative where another process freed memory at that moment; `None` where
     /// the driver did not say. The driver keeps this memory after the graph is destroyed.
     pub bytes_measured: Option<i64>,
     /// What it is known to use, by address, and so keeps from being freed.

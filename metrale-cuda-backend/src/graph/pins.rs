@@ -60,7 +60,7 @@ impl fmt::Display for PinHolder {
 
 /// What one capture, and then its graph, uses.
 #[derive(Clone, Debug)]
-pub(crate) struct Uses {
+pub(crate) struct GraphUses {
     pub(crate) holder: PinHolder,
     pub(crate) memory: BTreeMap<Pin, LiveAllocation>,
     /// Launches whose arguments are not known.
@@ -70,7 +70,7 @@ pub(crate) struct Uses {
 /// Everything that is pinned. A capture's number stays that of its graph.
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
-    uses: HashMap<u64, Uses>,
+    uses: HashMap<u64, GraphUses>,
     /// In the order in which they came to use it.
     holders: HashMap<Pin, Vec<u64>>,
 }
@@ -79,7 +79,7 @@ impl Pins {
     /// Begins the uses of a capture.
     pub(crate) fn open(&mut self, id: u64, captured_at: &'static Location<'static>) {
         let holder = PinHolder { graph: None, name: None, captured_at };
-        self.uses.insert(id, Uses { holder, memory: BTreeMap::new(), opaque_launches: 0 });
+        self.uses.insert(id, GraphUses { holder, memory: BTreeMap::new(), opaque_launches: 0 });
     }
 
     /// Notes that a capture or graph uses an allocation.
@@ -132,7 +132,7 @@ impl Pins {
     }
 
     /// What a capture or graph uses.
-    pub(crate) fn of(&self, id: u64) -> Option<&Uses> {
+    pub(crate) fn of(&self, id: u64) -> Option<&GraphUses> {
         self.uses.get(&id)
     }
 

@@ -17,7 +17,7 @@ use crate::gpu::GraphHandle;
 use crate::graph::captures::{Capture, Captures, Reach};
 use crate::graph::pins::Pins;
 use crate::handle_map::HandleMap;
-use crate::tombstones::Tombstones;
+use crate::handle_tombstones::HandleTombstones;
 
 /// A graph that can be launched.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ pub(crate) struct SharedState {
     /// Live graphs by handle.
     pub(crate) graphs: HandleMap<Arc<Graph>>,
     /// How destroyed graphs ended, by handle.
-    pub(crate) ended: Tombstones<GraphEnd>,
+    pub(crate) ended: HandleTombstones<GraphEnd>,
     /// The last number given to a backend or a capture.
     last_id: u64,
     /// Graphs that were given no name.

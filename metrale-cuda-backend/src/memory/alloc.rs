@@ -5,7 +5,7 @@
 //! alloc:  bound? -> not above the total? -> driver allocates -> ledger records -> bands laid -> DevicePtr
 //!                                                 `- on any failure from here on the memory is freed
 //! free:   ledger forgets (or says what is wrong) -> bands checked -> driver frees
-//!                                                 `- refused: bound? the record is put back, marked
+//!                                                 `- refused: bound? the record is restored, marked
 //! ```
 //! Most small allocations take the short path of [`small`](super::small).
 
@@ -245,7 +245,10 @@ impl MetraleCudaBackend {
                 let (at, bytes) = self.registry().device_symbol(module.name, global).ok()?;
                 let is_in = addr.checked_sub(at).is_some_and(|offset| offset < bytes as u64);
                 is_in.then(|| {
-                    format!("in the global {global:?} of module {:?}, which is unloaded with it", module.name)
+                    format!(
+                        "in the global {global:?} of module {:?}, and is freed when that is unloaded",
+                        module.name
+                    )
                 })
             })
         })

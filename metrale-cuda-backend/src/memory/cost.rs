@@ -120,7 +120,7 @@ impl MetraleCudaBackend {
     }
 
     /// [`unledgered_bytes`](Self::unledgered_bytes), twice the same while nothing large moves; `None` where that does not
-    /// come about, because a figure in between would stay wrong.
+    /// happen, because a figure in between would stay wrong.
     fn settled_unledgered_bytes(&self) -> Option<i64> {
         let mut last = None;
         for _ in 0..LOOKS {

@@ -65,7 +65,7 @@ pub enum ArenaError {
     },
 }
 
-/// One allocation that gives out named parts of itself. Made by [`MetraleCudaBackend::packed_arena`], with a reference to the
+/// One allocation that is split into named parts. Made by [`MetraleCudaBackend::packed_arena`], with a reference to the
 /// backend, or by [`packed_arena_owned`](MetraleCudaBackend::packed_arena_owned), with a share in it, to be kept beside it.
 ///
 /// [`alloc`](Self::alloc) and [`free_part`](Self::free_part) ask no driver and may be called from any thread. Dropped or

@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::handle_tombstones::HandleTombstones;
 use crate::memory::PinnedPtr;
-use crate::tombstones::Tombstones;
 
 /// A free of pinned memory through a handle that is not, or no longer, of live memory of this backend, where the address
 /// tells no more than that. The driver was not asked and nothing was changed.
@@ -65,7 +65,7 @@ impl LivePinned {
 #[derive(Debug, Default)]
 pub(crate) struct PinnedTable {
     live: HashMap<u64, LivePinned>,
-    freed: Tombstones<&'static Location<'static>>,
+    freed: HandleTombstones<&'static Location<'static>>,
 }
 
 impl PinnedTable {

@@ -40,12 +40,12 @@ pub struct Uploader<'backend> {
     backend: &'backend MetraleCudaBackend,
     stream: u64,
     /// The one being filled is `slots[0]`.
-    slots: [Slot; 2],
+    slots: [StagingSlot; 2],
     queued_bytes: u64,
 }
 
 /// One pinned buffer.
-struct Slot {
+struct StagingSlot {
     buffer: PinnedPtr,
     /// Recorded behind the last copy out of the buffer.
     event: u64,
@@ -71,8 +71,8 @@ impl<'backend> Uploader<'backend> {
             tell(backend.destroy_stream(stream));
             error
         };
-        let first = Slot::new(backend, buffer_bytes).map_err(undo)?;
-        match Slot::new(backend, buffer_bytes) {
+        let first = StagingSlot::new(backend, buffer_bytes).map_err(undo)?;
+        match StagingSlot::new(backend, buffer_bytes) {
             Ok(second) => Ok(Self { backend, stream, slots: [first, second], queued_bytes: 0 }),
             Err(error) => {
                 tell(first.free(backend));
@@ -166,7 +166,7 @@ impl Drop for Uploader<'_> {
     }
 }
 
-/// Logs what could not be given back where another error is the caller's, or nobody is there to take one.
+/// Logs what could not be freed, where the caller gets another error or none.
 fn tell(outcome: Result<()>) {
     if let Err(error) = outcome {
         tracing::error!("an uploader could not give everything back: {error:#}");
@@ -183,7 +183,7 @@ impl core::fmt::Debug for Uploader<'_> {
     }
 }
 
-impl Slot {
+impl StagingSlot {
     #[track_caller]
     fn new(backend: &MetraleCudaBackend, bytes: usize) -> Result<Self> {
         let buffer = backend.alloc_pinned(bytes)?;

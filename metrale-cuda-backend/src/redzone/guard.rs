@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Red zones at the two ends of an allocation's life: bands laid before it is handed out, checked before it goes back.
+//! Red zones at the two ends of an allocation's life: bands laid before the caller gets it, checked before it is freed.
 //!
 //! ```text
 //! alloc:  driver gives base -> ledger: the caller's bytes, then the bands as padding -> bands filled -> in the table

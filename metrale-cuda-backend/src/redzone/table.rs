@@ -154,7 +154,7 @@ impl<T> BandTable<T> {
     }
 
     /// Puts a band in, and says where. `fill` asks the kernel to fill it with the update; a band has to be filled before
-    /// its allocation is handed out, so pass `false` where a memset did that already.
+    /// the caller gets its allocation, so pass `false` where a memset did that already.
     ///
     /// # Errors
     /// [`TableFull`].

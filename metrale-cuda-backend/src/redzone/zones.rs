@@ -24,15 +24,15 @@ const FREED: Pattern = Pattern::byte(238);
 /// The state of all red zones of a backend. Off, it is a lock that nobody takes.
 pub(crate) struct Zones {
     config: RedzoneConfig,
-    state: Mutex<State>,
+    state: Mutex<ZoneState>,
 }
 
 /// What the lock guards. A scan holds it from the first question to the last answer, so that no band goes back to the
 /// driver while a kernel reads it.
-pub(crate) struct State {
+pub(crate) struct ZoneState {
     /// All bands, and what the device's table does not know yet.
     pub(crate) table: BandTable<BandOwner>,
-    /// Padded allocations by the caller's address, those in quarantine too: their addresses are not given out anew.
+    /// Padded allocations by the caller's address, those in quarantine too: the driver does not use their addresses again.
     padded: HashMap<u64, Padded>,
     /// Freed ones, by the caller's address.
     quarantine: Quarantine<u64>,
@@ -158,7 +158,7 @@ fn pattern_of(index: u64, side: Side, fill: Fill, poison: Option<(u64, u64)>) ->
 
 impl Zones {
     pub(crate) fn new(config: RedzoneConfig) -> Self {
-        let state = State {
+        let state = ZoneState {
             table: BandTable::new(),
             padded: HashMap::new(),
             quarantine: Quarantine::new(config.quarantine_bytes),
@@ -193,14 +193,14 @@ impl Zones {
         self.is_on() && self.config.quarantine_bytes > 0
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ZoneState> {
         self.state.lock()
     }
 
     /// An allocation that is about to get its bands.
     pub(crate) fn padded(
         &self,
-        state: &State,
+        state: &ZoneState,
         base: u64,
         plan: Plan,
         site: &'static Location<'static>,
@@ -219,7 +219,7 @@ impl Zones {
     }
 
     /// Takes an allocation in whose bands are filled.
-    pub(crate) fn insert(&self, state: &mut State, mut padded: Padded) -> Result<(), TableFull> {
+    pub(crate) fn insert(&self, state: &mut ZoneState, mut padded: Padded) -> Result<(), TableFull> {
         let (address, index) = (padded.address(), padded.index);
         for (side, start, bytes, pattern) in self.laid(&padded) {
             for offset in (0..bytes).step_by(if side == Side::Freed { FREED_PIECE_BYTES } else { bytes }) {
@@ -244,7 +244,7 @@ impl Zones {
     }
 
     /// Begins poison, or moves it.
-    pub(crate) fn poison(&self, state: &mut State, low: u64, high: u64) -> usize {
+    pub(crate) fn poison(&self, state: &mut ZoneState, low: u64, high: u64) -> usize {
         state.poison = Some((low, high));
         state.padded.values_mut().for_each(|padded| padded.poison = state.poison);
         let fill = self.config.fill;
@@ -254,7 +254,7 @@ impl Zones {
     }
 }
 
-impl State {
+impl ZoneState {
     /// Removes an allocation with its bands. The device's table is told before the next scan reads it.
     pub(crate) fn remove(&mut self, address: u64) -> Option<Padded> {
         let mut padded = self.padded.remove(&address)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! [`Tombstones`]: how handles ended, so that a stale one is answered with a line of source.
+//! [`HandleTombstones`]: how handles ended, so that a stale one is answered with a line of source.
 
 use std::collections::VecDeque;
 
@@ -8,11 +8,11 @@ const MOST: usize = 512;
 
 /// The last ends, by the handle that ended. Searched only for errors.
 #[derive(Debug)]
-pub(crate) struct Tombstones<End> {
+pub(crate) struct HandleTombstones<End> {
     ends: VecDeque<(u64, End)>,
 }
 
-impl<End> Tombstones<End> {
+impl<End> HandleTombstones<End> {
     /// Remembers how a handle ended. Forgets the oldest end where there are too many.
     pub(crate) fn add(&mut self, handle: u64, end: End) {
         if self.ends.len() == MOST {
@@ -27,7 +27,7 @@ impl<End> Tombstones<End> {
     }
 }
 
-impl<End> Default for Tombstones<End> {
+impl<End> Default for HandleTombstones<End> {
     fn default() -> Self {
         Self { ends: VecDeque::new() }
     }
@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn the_last_end_counts_and_the_oldest_is_forgotten() {
-        let mut tombstones = Tombstones::default();
+        let mut tombstones = HandleTombstones::default();
         tombstones.add(7, "first");
         tombstones.add(7, "second");
         assert_eq!(tombstones.last_end(7), Some(&"second"));
