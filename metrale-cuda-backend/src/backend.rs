@@ -19,7 +19,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::call::{Doing, ask};
 use crate::config::BackendConfig;
 use crate::error::{BadArgument, FeatureOff, NotBound};
-use crate::fault_probe::{FaultLatch, noted};
+use crate::fault_latch::{FaultLatch, noted};
 use crate::gpu::DevicePtr;
 use crate::graph::GraphClient;
 use crate::handles::{Handles, Kind, is_the_drivers};

@@ -11,7 +11,7 @@ use crate::error::{CallFailed, ContextLost, Remedy, remedy_of_status};
 macro_rules! ask {
     ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {{
         let driver: &dyn metrale_driver_sys::DriverApi = $driver;
-        $crate::fault_probe::noted(driver, metrale_driver_sys::ask!(driver, $function($($argument),*)))
+        $crate::fault_latch::noted(driver, metrale_driver_sys::ask!(driver, $function($($argument),*)))
     }};
 }
 pub(crate) use ask;

@@ -17,7 +17,7 @@ use metrale_driver_sys::{
 use metrale_registry::{HostError, LaunchError, RegistryError};
 
 use crate::config::ConfigError;
-use crate::fault_probe::FaultReason;
+use crate::fault_latch::FaultReason;
 use crate::graph::{Capturing, GraphFault, NotCapturing, PinnedByGraph};
 use crate::launch::KernelFault;
 use crate::memory::{

@@ -297,7 +297,7 @@ impl MetraleCudaBackend {
             self.submitted(stream, LAUNCHING, Err(driver), uses);
             let after = || format!("the launch of {}", self.kernels().name(kernel.0));
             // SAFETY: the caller's promise.
-            unsafe { self.probe(driver, stream, after) };
+            unsafe { self.check_after_refusal(driver, stream, after) };
             if let Err(not_bound) = self.still_bound(driver, LAUNCHING) {
                 return not_bound;
             }

@@ -64,7 +64,7 @@ mod device_arch;
 pub mod error;
 mod event;
 mod face;
-mod fault_probe;
+mod fault_latch;
 mod gpu;
 mod graph;
 mod handle_map;
@@ -93,7 +93,7 @@ pub use config::{BackendConfig, ConfigError, DEBUG_SYNC_KERNELS, RECENT_EVENTS, 
 pub use error::{
     BadArgument, CallFailed, ContextLost, FeatureOff, LedgerConflict, NotBound, NotSupported, Remedy, remedy,
 };
-pub use fault_probe::{FaultLatch, FaultReason};
+pub use fault_latch::{FaultLatch, FaultReason};
 pub use gpu::{DevicePtr, GpuBackend, GraphHandle, KernelHandle};
 pub use graph::{
     CaptureGuard, Capturing, GraphFault, GraphInfo, GraphUpdate, NotCapturing, PinHolder, PinnedByGraph,

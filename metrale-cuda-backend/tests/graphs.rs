@@ -1134,7 +1134,7 @@ fn a_fault_that_shows_in_a_call_about_graphs_is_latched() {
 
 /// A launch of a graph that the driver refuses is followed by the wait that finds a fault out.
 #[test]
-fn a_refused_launch_of_a_graph_is_probed() {
+fn a_refused_launch_of_a_graph_is_checked_for_a_fault() {
     let faulty = Arc::new(FaultDriver::new(sim()));
     let backend = backend(faulty.clone());
     let graph = backend.capture(backend.stream()).unwrap().finish("step").unwrap();
@@ -1145,7 +1145,7 @@ fn a_refused_launch_of_a_graph_is_probed() {
     faulty.fail_nth(DriverFn::cuGraphLaunch, 1, 999);
     faulty.fail_nth(DriverFn::cuStreamSynchronize, 1, 719);
     backend.launch_graph(graph, backend.stream()).unwrap_err();
-    let reason = backend.context_fault().expect("probed");
+    let reason = backend.context_fault().expect("checked");
     assert_eq!((reason.driver.status, reason.after.as_deref()), (719, Some("the launch of graph \"step\"")));
 }
 

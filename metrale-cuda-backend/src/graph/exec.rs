@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask, failed};
 use crate::error::{BadArgument, NotSupported};
-use crate::fault_probe::noted;
+use crate::fault_latch::noted;
 use crate::gpu::{DevicePtr, GraphHandle};
 use crate::graph::captures::Reach;
 use crate::graph::refusal::{Capturing, GraphFault};
@@ -87,7 +87,7 @@ impl MetraleCudaBackend {
             return Err(self.no_graph(graph, LAUNCHING));
         }
         run_metrics::process().trace().record(|| Launch::new(LaunchKind::Graph, Arc::clone(&entry.name)));
-        // Not `ask!`: the probe latches a fault with what is known of it.
+        // Not `ask!`: the check after a refusal latches a fault with what is known of it.
         // SAFETY: no memory is passed; the graph is alive and no other thread uses it while it is locked; the stream is held.
         let status = unsafe { self.driver().cuGraphLaunch(graph.0, stream) };
         drop(state);
@@ -120,7 +120,7 @@ impl MetraleCudaBackend {
     unsafe fn not_launched(&self, name: &str, stream: u64, status: CUresult) -> Error {
         let driver = DriverError { function: DriverFn::cuGraphLaunch, status };
         // SAFETY: the caller's promise.
-        unsafe { self.probe(driver, stream, || after_launch(name)) };
+        unsafe { self.check_after_refusal(driver, stream, || after_launch(name)) };
         if let Err(not_bound) = self.still_bound(driver, LAUNCHING) {
             return not_bound;
         }

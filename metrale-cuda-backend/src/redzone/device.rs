@@ -232,7 +232,9 @@ impl DeviceTable {
             if let Some(driver) = error.driver_error() {
                 // SAFETY: the stream is the host's own, which lives as long as it.
                 unsafe {
-                    backend.probe(driver, backend.stream(), || "the launch of a scan of red zones".to_owned())
+                    backend.check_after_refusal(driver, backend.stream(), || {
+                        "the launch of a scan of red zones".to_owned()
+                    })
                 };
             }
             error.into()

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Lost contexts: the probe that finds out, and the latch that remembers why.
+//! Lost contexts: the check that finds out, and the latch that remembers why.
 //!
 //! ```text
 //!   any driver call ── a status the context does not survive ──────────────┐
-//!   launch or fill refused ── probe: wait for the stream ── such a status ─┤
+//!   launch or fill refused ── check: wait for the stream ── such a status ─┤
 //!                                                                          v
 //!                                            FaultLatch: first reason kept, logged once
 //!                                                                          |
@@ -196,7 +196,12 @@ impl MetraleCudaBackend {
     /// # Safety
     /// The stream stays alive over the call.
     #[cold]
-    pub(crate) unsafe fn probe(&self, failed: DriverError, stream: u64, after: impl FnOnce() -> String) {
+    pub(crate) unsafe fn check_after_refusal(
+        &self,
+        failed: DriverError,
+        stream: u64,
+        after: impl FnOnce() -> String,
+    ) {
         if is_sticky(failed.status) {
             self.latch().trip(failed, Some(after()));
             return;
