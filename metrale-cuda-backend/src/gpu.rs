@@ -320,10 +320,9 @@ pub trait GpuBackend: Send + Sync {
     #[track_caller]
     fn create_stream(&self) -> Result<u64>;
 
-    /// Destroys a stream of [`create_stream`](Self::create_stream). Does not wait for its queued work, which the driver lets end;
-    /// of other threads' calls it waits for those only that are at a graph which is launched there as a rule, until they have
-    /// returned. Refused while it takes part in a capture. Whatever else is answered, the stream is not to be used again. What
-    /// nobody destroys, the backend's drop does.
+    /// Destroys a stream of [`create_stream`](Self::create_stream). Does not block: the driver completes its queued work, and
+    /// a call of another thread that still uses the stream destroys it when it returns. Refused while it takes part in a
+    /// capture. On every other answer the stream must not be used again. The backend's drop destroys what is left.
     ///
     /// # Errors
     /// [`BadArgument`](crate::BadArgument) for the legacy stream and the backend's own, and for an adopted one.
