@@ -103,7 +103,7 @@ impl fmt::Display for CodeTarget {
     }
 }
 
-/// One reason why a device does not run a piece of code. Displays as a clause that stands behind "it".
+/// One reason why a device does not run a piece of code. Displays as a clause that follows "it".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Shortfall {

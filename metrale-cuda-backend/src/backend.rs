@@ -35,7 +35,7 @@ use crate::timing::Timing;
 /// The CUDA backend: one device's context, kernel modules, stream and ledger.
 ///
 /// Every method of [`GpuBackend`](crate::GpuBackend) is an inherent method too, so that nothing need be imported to call
-/// it; its documentation stands at the trait.
+/// it; its documentation is at the trait.
 ///
 /// Dropping the backend gives up its captures and destroys its graphs, frees what is still on its ledger, and arenas and
 /// pinned memory too, and destroys the streams and events that are left, with warnings that say whose they were; then the
@@ -116,7 +116,7 @@ impl BackendBuilder {
     /// [`HostError`](crate::HostError) without a usable driver or device; [`PreflightError`](crate::PreflightError) for
     /// modules that the device does not run; [`ContextLost`](crate::ContextLost) where a kernel of this process faulted on
     /// the device before; [`RegistryError`](crate::RegistryError) for a
-    /// module that does not load. Nothing is left behind.
+    /// module that does not load. Nothing is left.
     pub fn build(self) -> Result<MetraleCudaBackend> {
         let config = match &self.config {
             Some(config) => config.clone(),
@@ -466,7 +466,7 @@ impl MetraleCudaBackend {
     }
 
     /// As [`bound`](Self::bound), for work on a stream that goes where its handle says, whatever is current: all but the
-    /// driver's own do. Threads that forgot are refused all the same; one that was seen bound is not asked about again, and
+    /// driver's own do. Threads that forgot are refused anyway; one that was seen bound is not asked about again, and
     /// should another library have bound it elsewhere since, the driver's refusal is looked into by
     /// [`still_bound`](Self::still_bound).
     #[inline]

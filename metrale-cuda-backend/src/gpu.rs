@@ -31,7 +31,7 @@ impl DevicePtr {
         self.0 == 0
     }
 
-    /// The address `bytes` behind this one. Stops at the end of the address space, where no allocation is.
+    /// The address `bytes` after this one. Stops at the end of the address space, where no allocation is.
     ///
     /// ```
     /// use metrale_cuda_backend::DevicePtr;
@@ -94,7 +94,7 @@ pub struct GraphHandle(pub u64);
 /// All errors are `anyhow` with a typed cause of [`crate::error`]; [`remedy`](crate::remedy) sorts them by what the caller
 /// can do. Every method can answer [`NotBound`](crate::NotBound), [`ContextLost`](crate::ContextLost) and
 /// [`CallFailed`](crate::CallFailed), and those that take a stream or an event [`BadArgument`](crate::BadArgument); what else
-/// it can answer stands in its own docs.
+/// it can answer is in its own docs.
 ///
 /// # During a capture
 /// Captures are [begun](Self::begin_capture) relaxed. What would break one, or be done at once and so be missing from its
@@ -386,7 +386,7 @@ pub trait GpuBackend: Send + Sync {
     #[track_caller]
     fn create_timing_event(&self) -> Result<u64>;
 
-    /// Records `event` behind the work queued on `stream` so far. Does not block. Recorded by a capture, after whose end the
+    /// Records `event` after the work queued on `stream` so far. Does not block. Recorded by a capture, after whose end the
     /// event marks nothing until it is recorded anew.
     ///
     /// # Errors
@@ -639,7 +639,7 @@ pub trait GpuBackend: Send + Sync {
     fn tag(&self, ptr: DevicePtr, tag: &str) -> bool;
 
     /// Starts the ledger's peaks anew from what is live now, so that the next [`peak_snapshot`] is of a phase: a request, or
-    /// all behind the load. Does not block.
+    /// all after the load. Does not block.
     ///
     /// [`peak_snapshot`]: LedgerProbe::peak_snapshot
     fn reset_peak(&self);

@@ -272,7 +272,7 @@ impl MetraleCudaBackend {
         Arc::into_inner(entry).map_or(Ok(()), |entry| self.destroy_handle(&entry))
     }
 
-    /// Has the driver destroy a handle. Whatever it answers, the handle is not used again: it may be destroyed all the same.
+    /// Has the driver destroy a handle. Whatever it answers, the handle is not used again: it may be destroyed anyway.
     fn destroy_handle(&self, entry: &HandleEntry) -> Result<(), DriverError> {
         match entry.kind {
             // SAFETY: made by the driver and never destroyed, since an entry has one last owner, who alone comes here; no

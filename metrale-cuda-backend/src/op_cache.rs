@@ -4,7 +4,7 @@
 //! ```text
 //!   op_scratch(op, stream, bytes) ── fits ──────────────────────> the buffer that is there
 //!                                 └─ does not ─> a larger one; the old one is outgrown:
-//!                                                event behind its last use ── passed ──> freed
+//!                                                event after its last use ── passed ──> freed
 //! ```
 //! Scratch is recorded as arena memory under the scope `op_cache/<op>`: the cache is its owner, so no sweep frees it.
 
@@ -44,7 +44,7 @@ pub struct Scratch {
 /// A scratch buffer that a larger one has taken the place of.
 struct Outgrown {
     scratch: Scratch,
-    /// Recorded behind its last use; 0 once it has passed, or where it could not be had.
+    /// Recorded after its last use; 0 once it has passed, or where it could not be had.
     event: CUevent,
     /// Whether nothing queued uses it any more.
     is_idle: bool,
@@ -219,7 +219,7 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// An event behind what is queued on a stream; 0 where there is none to be had, be it that the stream is gone.
+    /// An event after what is queued on a stream; 0 where there is none to be had, be it that the stream is gone.
     fn event_behind(&self, stream: u64) -> CUevent {
         let Ok(_held) = self.hold_stream(stream, "letting go of scratch memory") else { return 0 };
         // SAFETY: the stream is held.

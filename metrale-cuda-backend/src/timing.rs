@@ -72,7 +72,7 @@ impl TimingSpan<'_> {
         self.start != 0
     }
 
-    /// Ends the span behind what is queued on its stream so far. Does not block. In a capture the span is given up: the
+    /// Ends the span after what is queued on its stream so far. Does not block. In a capture the span is given up: the
     /// graph would run it anew at every replay.
     ///
     /// # Errors
@@ -121,7 +121,7 @@ fn are_timed() -> bool {
 }
 
 impl MetraleCudaBackend {
-    /// Begins a span on a stream: an event behind what is queued there so far. Does not block. While spans are switched
+    /// Begins a span on a stream: an event after what is queued there so far. Does not block. While spans are switched
     /// off, as they are at first, it costs one relaxed load and times nothing; nor does it during a capture of the stream,
     /// or without the feature `timing`.
     ///
@@ -230,7 +230,7 @@ impl MetraleCudaBackend {
         unsafe { self.mark(stream) }.map(Some).doing(|| format!("ending span {name:?}"))
     }
 
-    /// An event that keeps time, recorded behind what is queued on a stream.
+    /// An event that keeps time, recorded after what is queued on a stream.
     ///
     /// # Safety
     /// The stream stays alive over the call.

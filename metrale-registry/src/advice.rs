@@ -124,7 +124,7 @@ pub(crate) const fn is_earlier_fault(status: CUresult) -> bool {
     is_sticky(status)
 }
 
-/// Shows an error with its advice behind it.
+/// Shows an error with its advice after it.
 pub(crate) struct Advised(pub(crate) DriverError);
 
 impl fmt::Display for Advised {

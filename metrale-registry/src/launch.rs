@@ -269,12 +269,12 @@ pub(crate) fn excess_of(
         let mut value = 0;
         // SAFETY: the result pointer is a local.
         let answer = unsafe { ask!(driver, cuDeviceGetAttribute(&mut value, which, facts.device)) };
-        // A driver that does not say, or says nonsense, sets no limit here; its refusal stands all the same.
+        // A driver that does not say, or says nonsense, sets no limit here; its refusal counts anyway.
         answer.ok().and_then(|()| u32::try_from(value).ok()).filter(|&value| value > 0).unwrap_or(otherwise)
     };
     let sides = |of: [CUdevice_attribute; 3]| of.map(|which| of_device(which, u32::MAX));
     use attribute as a;
-    // A kernel's own limit is unknown where its handle is wrong: then the device's stands.
+    // A kernel's own limit is unknown where its handle is wrong: then the device's counts.
     let threads = attribute_of(driver, function, function_attribute::MAX_THREADS_PER_BLOCK)
         .map_or(facts.threads_per_block, |most| most.min(facts.threads_per_block));
     let limits = Limits {

@@ -42,7 +42,7 @@ impl fmt::Display for Resource {
 pub struct TeardownError {
     /// The device it was on.
     pub ordinal: usize,
-    /// What stayed behind, and the driver's answer for each; never empty.
+    /// What was not released, and the driver's answer for each; never empty.
     pub failures: Vec<(Resource, DriverError)>,
 }
 

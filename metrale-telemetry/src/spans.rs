@@ -231,7 +231,7 @@ mod tests {
     fn only_what_is_done_is_read_and_a_queue_is_asked_no_further() {
         let totals = SpanTotals::new();
         let mut spans = PendingSpans::with_limit(10);
-        // Queue 1: done, not done, done (but behind one that is not). Queue 2: done.
+        // Queue 1: done, not done, done (but after one that is not). Queue 2: done.
         for (queue, handle) in [(1, 10), (1, 21), (1, 12), (2, 14)] {
             spans.push(queue, name("mlp"), handle).unwrap();
         }

@@ -41,7 +41,7 @@ struct Job {
 }
 
 /// In this order what one job builds serves the next. `scale` is the first to build: it changes a variable that a build
-/// script reads, so anywhere else what stands before it would be built twice.
+/// script reads, so anywhere else what comes before it would be built twice.
 const JOBS: [Job; 17] = [
     Job { name: "fmt", what: "sources are formatted", run: fmt },
     Job { name: "tidy", what: "headers, words, directions, reasons", run: |_| passed(tidy::run()) },

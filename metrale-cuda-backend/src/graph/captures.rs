@@ -5,7 +5,7 @@
 //! ```text
 //!   origin   o--op--record E----------------wait F--op--end      taking part: origin, forked
 //!                       \                   /
-//!   forked               wait E--op--record F                    joined: nothing came behind F
+//!   forked               wait E--op--record F                    joined: nothing came after F
 //! ```
 
 use std::collections::{BTreeMap, HashMap};

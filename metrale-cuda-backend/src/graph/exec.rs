@@ -242,7 +242,7 @@ impl MetraleCudaBackend {
             .map(|()| count)
     }
 
-    /// Where a node stands among its graph's; `None` where that cannot be told.
+    /// The place of a node among those of its graph; `None` where that is unknown.
     fn place_of(&self, node: CUgraphNode, template: CUgraph) -> Option<usize> {
         if node == 0 {
             return None;

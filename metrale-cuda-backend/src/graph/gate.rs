@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The gates that calls pass before the driver is asked, and what is noted behind those that a capture recorded.
+//! The gates that calls pass before the driver is asked, and what is noted after those that a capture recorded.
 //!
 //! | call | refused while |
 //! |---|---|

@@ -62,13 +62,13 @@ pub struct CopyOutOfBounds {
 }
 
 impl CopyOutOfBounds {
-    /// How far behind the allocation's base the end begins, in bytes.
+    /// How far after the allocation's base the end begins, in bytes.
     #[must_use]
     pub fn offset_bytes(&self) -> u64 {
         self.addr.wrapping_sub(self.owner.addr)
     }
 
-    /// How many bytes would lie behind the allocation.
+    /// How many bytes would lie past the end of the allocation.
     #[must_use]
     pub fn excess_bytes(&self) -> u64 {
         self.bytes.saturating_sub(bytes_behind(&self.owner.record, self.offset_bytes()))

@@ -55,7 +55,7 @@ impl Default for Polling {
     }
 }
 
-/// What is known of the device without its driver, and where the host's figure stands.
+/// What is known of the device without its driver, and where the host's figure is.
 #[derive(Clone, Debug)]
 pub(crate) struct FreeFacts<'a> {
     pub(crate) integrated: bool,

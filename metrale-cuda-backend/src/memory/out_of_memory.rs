@@ -52,7 +52,7 @@ pub enum Verdict {
         /// Bytes still missing when all that this backend holds is freed.
         beyond_ours_bytes: u64,
     },
-    /// As much is free, and the driver refused all the same: another took it meanwhile, or a limit is in force.
+    /// As much is free, and the driver refused anyway: another took it meanwhile, or a limit is in force.
     EnoughIsFree,
     /// The host has no more to pin; the device's figures do not bear on it.
     Host,
@@ -328,7 +328,7 @@ impl fmt::Display for Largest {
     }
 }
 
-/// The driver's answer stands in the text; as a source it would be said twice.
+/// The driver's answer is in the text; as a source it would be said twice.
 impl core::error::Error for OutOfMemory {}
 
 #[cfg(test)]

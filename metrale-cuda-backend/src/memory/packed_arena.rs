@@ -236,7 +236,7 @@ impl<B: Deref<Target = MetraleCudaBackend>> PackedArena<B> {
     /// uses the part must be ordered before the work that uses its place next. Null does nothing.
     ///
     /// # Errors
-    /// [`ArenaError::NotAPart`]: freed before (with both lines), inside a part, or another's.
+    /// [`ArenaError::NotAPart`]: freed before (with both lines), inside a part, or a part of another arena.
     /// [`PinnedByGraph`](crate::PinnedByGraph) where a graph or a capture uses it.
     #[track_caller]
     pub fn free_part(&self, part: DevicePtr) -> Result<()> {

@@ -79,7 +79,7 @@ impl PinnedTable {
         self.live.remove(&addr);
     }
 
-    /// What is live at the handle's address, which may be another's.
+    /// What is live at the handle's address, which may belong to another handle.
     pub(crate) fn at(&self, pinned: PinnedPtr) -> Option<LivePinned> {
         self.live.get(&pinned.addr()).copied()
     }

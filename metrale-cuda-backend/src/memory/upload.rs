@@ -15,7 +15,7 @@ use crate::memory::PinnedPtr;
 ///
 /// ```text
 ///   source ──memcpy──> buffer A ──DMA──> device        the device reads A while the host fills B;
-///                      buffer B                         an event behind the last copy of each says when it may be filled anew
+///                      buffer B                         an event after the last copy of each says when it may be filled anew
 /// ```
 ///
 /// Small pieces share a buffer, large ones are cut. It has a stream of its own. What was uploaded is valid on every stream
@@ -47,7 +47,7 @@ pub struct Uploader<'backend> {
 /// One pinned buffer.
 struct StagingSlot {
     buffer: PinnedPtr,
-    /// Recorded behind the last copy out of the buffer.
+    /// Recorded after the last copy out of the buffer.
     event: u64,
     /// Bytes from the start that copies are reading or will read.
     used_bytes: usize,
@@ -60,7 +60,7 @@ impl<'backend> Uploader<'backend> {
     ///
     /// # Errors
     /// As [`alloc_pinned`](crate::GpuBackend::alloc_pinned) and [`create_stream`](crate::GpuBackend::create_stream);
-    /// nothing is left behind.
+    /// nothing is left.
     #[track_caller]
     pub fn new(backend: &'backend MetraleCudaBackend, buffer_bytes: usize) -> Result<Self> {
         if buffer_bytes == 0 {
@@ -109,7 +109,7 @@ impl<'backend> Uploader<'backend> {
             // Counted as read from here on, whatever the driver answers.
             slot.used_bytes += piece.len();
             let to = dst.offset(done as u64);
-            // SAFETY: the bytes are not written again before the event behind this copy has passed, nor freed before the
+            // SAFETY: the bytes are not written again before the event after this copy has passed, nor freed before the
             // stream is done.
             unsafe { self.backend.copy_h2d_async_retained(free, piece.len(), to, self.stream)? };
             done += piece.len();

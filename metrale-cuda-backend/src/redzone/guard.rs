@@ -215,7 +215,7 @@ impl MetraleCudaBackend {
         Ok(())
     }
 
-    /// Writes what stands in the bands of an allocation, and waits until it does.
+    /// Writes what is in the bands of an allocation, and waits until it does.
     fn fill_bands(&self, padded: &Padded, doing: &'static str) -> Result<()> {
         for (_, address, bytes, pattern) in self.zones().laid(padded) {
             self.fill_band(address, bytes, pattern)?;

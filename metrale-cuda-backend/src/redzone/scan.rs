@@ -43,13 +43,13 @@ impl MetraleCudaBackend {
         self.zones().lock().recent()
     }
 
-    /// How the red zones stand.
+    /// The status of the red zones.
     #[must_use]
     pub fn redzone_status(&self) -> RedzoneStatus {
         self.zones().lock().status()
     }
 
-    /// Looks at every band. What kept it from doing so stands beside the report.
+    /// Looks at every band. What kept it from doing so is returned beside the report.
     fn scan(&self) -> Result<(ScanReport, Option<Error>)> {
         const DOING: &str = "scanning red zones";
         const ADVICE: &str = "scan before the capture begins, or end it first";

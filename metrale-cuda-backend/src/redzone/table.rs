@@ -32,14 +32,14 @@ pub const fn blocks_for(slots: u32) -> u32 {
     slots.div_ceil(BLOCK_THREADS / 32)
 }
 
-/// Where a band lies and what stands in it.
+/// Where a band lies and what is in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Band {
     /// The device address of its first byte.
     pub address: u64,
     /// Its bytes; never 0 in a table.
     pub bytes: u32,
-    /// What stands in it.
+    /// What is in it.
     pub pattern: Pattern,
 }
 
@@ -67,7 +67,7 @@ impl Band {
 pub struct BandUpdate {
     /// The slot.
     pub slot: u32,
-    /// What stands in it from now on; a free slot has 0 bytes.
+    /// What is in it from now on; a free slot has 0 bytes.
     pub band: Band,
     /// Whether the kernel is to fill the band too.
     pub fill: bool,
@@ -176,7 +176,7 @@ impl<T> BandTable<T> {
     }
 
     /// Removes a band. The device must be told ([`take_updates`](Self::take_updates)) before the next scan, for the
-    /// memory may be another's by then. `None` for a slot that holds none.
+    /// memory may have another owner by then. `None` for a slot that holds none.
     pub fn remove(&mut self, slot: u32) -> Option<(Band, T)> {
         let taken = self.slots.get_mut(slot as usize)?.take()?;
         self.live -= 1;

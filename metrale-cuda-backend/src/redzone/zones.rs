@@ -18,7 +18,7 @@ use super::{
 const KEPT_VIOLATIONS: usize = 256;
 /// A warp checks a band, so freed memory is split into pieces of this many bytes.
 const FREED_PIECE_BYTES: usize = 64 << 10;
-/// What stands in freed memory: one byte throughout, since a memset is the only fill that is fast.
+/// What is in freed memory: one byte throughout, since a memset is the only fill that is fast.
 const FREED: Pattern = Pattern::byte(238);
 
 /// The state of all red zones of a backend. Off, it is a lock that nobody takes.
@@ -70,7 +70,7 @@ pub(crate) struct Padded {
     index: u64,
     /// Scans before its bands were laid.
     born: u64,
-    /// The poison that its bands were laid under: what stands in them follows it, whatever came since.
+    /// The poison that its bands were laid under: what is in them follows it, whatever came since.
     poison: Option<(u64, u64)>,
     slots: Vec<u32>,
 }
@@ -82,7 +82,7 @@ pub(crate) struct Plan {
     pub(crate) index: u64,
 }
 
-/// How the red zones of a backend stand.
+/// The status of the red zones of a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RedzoneStatus {
@@ -147,7 +147,7 @@ impl Padded {
     }
 }
 
-/// What stands in a band.
+/// What is in a band.
 fn pattern_of(index: u64, side: Side, fill: Fill, poison: Option<(u64, u64)>) -> Pattern {
     match (side, poison) {
         (Side::Freed, _) => FREED,
@@ -211,7 +211,7 @@ impl Zones {
         Padded { base, layout, site, scope, freed: false, index, born, poison, slots: Vec::new() }
     }
 
-    /// The bands of an allocation with what stands in them.
+    /// The bands of an allocation with what is in them.
     pub(crate) fn laid(&self, padded: &Padded) -> Vec<(Side, u64, usize, Pattern)> {
         let of = |side| pattern_of(padded.index, side, self.config.fill, padded.poison);
         let with = |(side, address, bytes)| (side, address, bytes, of(side));

@@ -19,7 +19,7 @@ use crate::parts::HAS_TENSORMAP;
 const MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: CUdevice_attribute =
     attribute::MAX_SHARED_MEMORY_PER_MULTIPROCESSOR;
 
-/// A tensor map whose last bytes lie behind the allocation it begins in. The driver would take it, and a store through it
+/// A tensor map whose last bytes lie past the end of the allocation it begins in. The driver would take it, and a store through it
 /// would write there: the hardware clips at the map's own dimensions only. Nothing was encoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -38,7 +38,7 @@ pub struct TensorMapOutOfBounds {
 }
 
 impl TensorMapOutOfBounds {
-    /// How many bytes would lie behind the allocation.
+    /// How many bytes would lie past the end of the allocation.
     #[must_use]
     pub fn excess_bytes(&self) -> u64 {
         let behind = (self.owner.record.bytes as u64).saturating_sub(self.offset_bytes);

@@ -344,7 +344,7 @@ fn the_matrix_of_bf16_is_what_its_name_says() {
     assert_eq!(arguments.strides_bytes, [8192, 0, 0, 0]);
     assert_eq!((arguments.box_dims, arguments.element_strides), ([64, 128, 0, 0, 0], [1, 1, 0, 0, 0]));
     assert_eq!((arguments.interleave, arguments.swizzle, arguments.l2_promotion), (0, 0, 0));
-    // The last row has no gap behind it.
+    // The last row has no gap after it.
     assert_eq!(spec.extent_bytes(), Some(1023 * 8192 + 8000));
     let huge = TensorMapSpec::tiled_2d_bf16(DevicePtr(ADDRESS), 2, 64, u64::MAX, 2, 64);
     assert!(matches!(broken(&huge)[0], TensorMapRule::StrideRange { stride: u64::MAX, .. }));

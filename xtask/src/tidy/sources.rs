@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What every file must open with, and what must stand in none.
+//! What every file must open with, and what must be in none.
 
 const LICENCE: &str = "SPDX-License-Identifier: MIT OR Apache-2.0";
 
@@ -65,7 +65,7 @@ pub(super) fn check(path: &str, text: &str, found: &mut Vec<String>) {
         return;
     }
     header(path, text, found);
-    // Recorded input stands as it was found.
+    // Recorded input stays as it was found.
     if path.contains("/tests/data/") {
         return;
     }

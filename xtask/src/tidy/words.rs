@@ -2,9 +2,9 @@
 //! Words that no file uses any more: names of our own making where the field has a word, and what to say instead.
 //!
 //! A word is found in prose and as a part of an identifier, in any case and with a final `s`. Words that are ordinary
-//! English too are refused all the same: a reader who searches for one should find nothing.
+//! English too are refused anyway: a reader who searches for one should find nothing.
 
-/// Each in two halves so that this file does not hold it. A space stands for a space or for the joint of an identifier, an
+/// Each in two halves so that this file does not hold it. A space means a space or for the joint of an identifier, an
 /// underscore for that joint alone.
 const RETIRED: [(&str, &str, &str); 38] = [
     ("und", "ealt", "say what is free or not yet assigned"),
@@ -81,7 +81,7 @@ pub(super) fn check(path: &str, text: &str, found: &mut Vec<String>) {
     }
 }
 
-/// What stands between a word and the word before it.
+/// What is between a word and the word before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Joint {
     /// Nothing or an underscore: both are of one identifier.
