@@ -22,11 +22,11 @@ use std::sync::Arc;
 use metrale_driver_sys::{CU_STREAM_PER_THREAD, DriverError, is_sticky};
 use metrale_registry::is_teardown_noop;
 use parking_lot::RwLock;
+use rustc_hash::FxHashMap;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::ask;
 use crate::error::BadArgument;
-use crate::handle_map::HandleMap;
 use crate::handle_tombstones::HandleTombstones;
 
 type Site = &'static Location<'static>;
@@ -85,7 +85,7 @@ enum HandleEnd {
 #[derive(Debug, Default)]
 struct HandleTable {
     /// An entry is cloned only under the table's lock, so with the lock held for writing its count can only fall.
-    live: HandleMap<Arc<HandleEntry>>,
+    live: FxHashMap<u64, Arc<HandleEntry>>,
     ended: HandleTombstones<HandleEnd>,
 }
 

@@ -12,12 +12,12 @@ use metrale_telemetry::{
     KernelUsage, Launch, LaunchArg, LaunchKind, Lookup, Need, kernel_audit, run_metrics,
 };
 use parking_lot::RwLock;
+use rustc_hash::FxHashMap;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::failed;
 use crate::gpu::{DevicePtr, GpuBackend, KernelHandle};
 use crate::graph::Uses;
-use crate::handle_map::HandleMap;
 use crate::signature::{Signature, Signatures};
 use crate::timing::TimingSpan;
 
@@ -71,7 +71,7 @@ struct KernelInfo {
 /// The kernels this backend has looked up, by handle.
 #[derive(Default)]
 pub(crate) struct Kernels {
-    known: RwLock<HandleMap<Arc<KernelInfo>>>,
+    known: RwLock<FxHashMap<u64, Arc<KernelInfo>>>,
 }
 
 impl Kernels {

@@ -67,7 +67,6 @@ mod face;
 mod fault_latch;
 mod gpu;
 mod graph;
-mod handle_map;
 mod handle_tombstones;
 mod handles;
 mod launch;

@@ -12,11 +12,11 @@ use std::thread;
 use metrale_driver_sys::DriverApi;
 use metrale_registry::CudaHost;
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use rustc_hash::FxHashMap;
 
 use crate::gpu::GraphHandle;
 use crate::graph::captures::{Capture, Captures, Reach};
 use crate::graph::pins::Pins;
-use crate::handle_map::HandleMap;
 use crate::handle_tombstones::HandleTombstones;
 
 /// A graph that can be launched.
@@ -60,7 +60,7 @@ pub(crate) struct SharedState {
     pub(crate) captures: Captures,
     pub(crate) pins: Pins,
     /// Live graphs by handle.
-    pub(crate) graphs: HandleMap<Arc<Graph>>,
+    pub(crate) graphs: FxHashMap<u64, Arc<Graph>>,
     /// How destroyed graphs ended, by handle.
     pub(crate) ended: HandleTombstones<GraphEnd>,
     /// The last number given to a backend or a capture.
