@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Lost contexts: the probe that finds out, and the latch that remembers why.
+//! Lost contexts: the check that finds out, and the latch that remembers why.
 //!
 //! ```text
 //!   any driver call ── a status the context does not survive ──────────────┐
-//!   launch or fill refused ── probe: wait for the stream ── such a status ─┤
+//!   launch or fill refused ── check: wait for the stream ── such a status ─┤
 //!                                                                          v
 //!                                            FaultLatch: first reason kept, logged once
 //!                                                                          |
@@ -30,7 +30,7 @@ use crate::error::ContextLost;
 pub struct FaultReason {
     /// The device.
     pub ordinal: usize,
-    /// Function and status of the call that met the fault. It need not be the call that caused it.
+    /// Function and status of the call that showed the fault. It need not be the call that caused it.
     pub driver: DriverError,
     /// What had been done just before, where that is known: a launch that was waited for, or one that was refused.
     pub after: Option<String>,
@@ -40,7 +40,7 @@ impl fmt::Display for FaultReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the context of device {} is lost since {}", self.ordinal, self.driver)?;
         match &self.after {
-            Some(after) => write!(f, ", met after {after}"),
+            Some(after) => write!(f, ", found after {after}"),
             None => Ok(()),
         }
     }
@@ -74,7 +74,7 @@ impl FaultLatch {
     #[must_use]
     pub fn at(driver: &Arc<dyn DriverApi>, ordinal: usize) -> Arc<Self> {
         let mut latches = LATCHES.lock();
-        // A weak handle keeps an address from being used again, so that a driver which is gone is told from the next.
+        // A weak handle keeps an address from being used again, so that a dropped driver is told from the next one.
         latches.retain(|entry| entry.driver.strong_count() > 0);
         let addr = address_of(driver.as_ref());
         let found = latches.iter().find(|entry| entry.is_of(addr) && entry.latch.ordinal == ordinal);
@@ -82,7 +82,7 @@ impl FaultLatch {
             return Arc::clone(&entry.latch);
         }
         let latch = Arc::new(Self::new(ordinal));
-        latches.push(Entry { driver: Arc::downgrade(driver), latch: Arc::clone(&latch) });
+        latches.push(DriverLatch { driver: Arc::downgrade(driver), latch: Arc::clone(&latch) });
         latch
     }
 
@@ -93,7 +93,7 @@ impl FaultLatch {
         self.first.get()
     }
 
-    /// Keeps a status that the context does not survive, logged where it is the first. Any other status is no matter.
+    /// Keeps a status that the context does not survive, logged where it is the first. Ignores any other status.
     pub(crate) fn trip(&self, driver: DriverError, after: Option<String>) {
         if !is_sticky(driver.status) {
             return;
@@ -123,20 +123,20 @@ fn lost(first: &FaultReason, doing: String) -> ContextLost {
     ContextLost { doing, driver: first.driver, first: Some(Box::new(first.clone())) }
 }
 
-/// A latch and whose it is.
-struct Entry {
+/// A latch with its driver.
+struct DriverLatch {
     driver: Weak<dyn DriverApi>,
     latch: Arc<FaultLatch>,
 }
 
-impl Entry {
+impl DriverLatch {
     fn is_of(&self, driver: usize) -> bool {
         self.driver.as_ptr().cast::<()>().addr() == driver
     }
 }
 
-/// The latches of this process; those of drivers that are gone leave at the next look.
-static LATCHES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+/// The latches of this process. Those of dropped drivers are removed at the next look-up.
+static LATCHES: Mutex<Vec<DriverLatch>> = Mutex::new(Vec::new());
 
 fn address_of(driver: &dyn DriverApi) -> usize {
     core::ptr::from_ref(driver).cast::<()>().addr()
@@ -196,7 +196,12 @@ impl MetraleCudaBackend {
     /// # Safety
     /// The stream stays alive over the call.
     #[cold]
-    pub(crate) unsafe fn probe(&self, failed: DriverError, stream: u64, after: impl FnOnce() -> String) {
+    pub(crate) unsafe fn check_after_refusal(
+        &self,
+        failed: DriverError,
+        stream: u64,
+        after: impl FnOnce() -> String,
+    ) {
         if is_sticky(failed.status) {
             self.latch().trip(failed, Some(after()));
             return;

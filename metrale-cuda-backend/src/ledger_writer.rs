@@ -9,11 +9,11 @@ use crate::parts::KEEPS_LEDGER;
 
 /// The one ledger of a backend. Everything that writes goes through here.
 #[derive(Debug)]
-pub(crate) struct Book {
+pub(crate) struct LedgerWriter {
     ledger: Ledger,
 }
 
-impl Book {
+impl LedgerWriter {
     /// An empty ledger that keeps so many of its last events.
     pub(crate) fn new(events: usize) -> Self {
         let ledger = Ledger::new();
@@ -67,15 +67,8 @@ impl Book {
         .map(Some)
     }
 
-    /// [`forget`](Self::forget) of device memory, where a ledger is kept.
-    #[inline]
-    #[track_caller]
-    pub(crate) fn forget_device(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
-        self.ledger.try_forget(addr)
-    }
-
     /// Puts back what the driver would not free, marked.
-    pub(crate) fn put_back(&self, addr: u64, record: Option<&AllocRecord>) {
+    pub(crate) fn restore(&self, addr: u64, record: Option<&AllocRecord>) {
         if let Some(record) = record {
             // Should the address be live again, that allocation stays; the ledger counts the misuse.
             let _ = self.ledger.restore(addr, record);
