@@ -7,7 +7,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use metrale_ledger::placement::PlacementError;
-use metrale_ledger::trace::{Finding, FindingKind, Reader, Row, RowError, TraceError};
+use metrale_ledger::trace::{Action, Finding, FindingKind, Reader, Row, RowError, TraceError};
 
 use crate::model::{ShownPath, is_model, is_no_table, label_text};
 
@@ -44,6 +44,16 @@ pub enum LogError {
         problem: TraceError,
         /// Whether it was read leniently, and yet nothing came before.
         lenient: bool,
+    },
+    /// A row of virtual memory, which a replay does not do.
+    #[error("{}: line {line}: a replay does not {action} virtual memory; metrale plan takes this log", ShownPath(.path))]
+    NotReplayable {
+        /// The log.
+        path: PathBuf,
+        /// The row's line.
+        line: u64,
+        /// What the row does.
+        action: Action,
     },
     /// A row that no device can follow.
     #[error("{}: line {line}: {problem} (--lenient passes over such rows)", ShownPath(.path))]
@@ -210,6 +220,17 @@ impl AllocationLog {
         }
     }
 
+    /// Whether a replay does what a row says.
+    pub(crate) fn check_replayable(&self, row: &Row) -> Result<(), LogError> {
+        match row.action {
+            Action::Create | Action::Map | Action::Unmap | Action::Release => {
+                let (path, line) = (self.path.clone(), row.line);
+                Err(LogError::NotReplayable { path, line, action: row.action })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// A row that no device can follow: passed over where that was asked for.
     pub(crate) fn no_place(&mut self, line: u64, problem: PlacementError) -> Result<(), LogError> {
         if !self.lenient {
@@ -287,6 +308,8 @@ fn name(kind: FindingKind) -> &'static str {
         FindingKind::Unknown => "unknown_free",
         FindingKind::SizeDiffers { .. } => "size_differs",
         FindingKind::OtherStream { .. } => "other_stream",
+        FindingKind::UnknownHandle => "unknown_handle",
+        FindingKind::NotMapped => "not_mapped",
         _ => "other",
     }
 }

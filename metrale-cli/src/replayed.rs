@@ -7,9 +7,9 @@ pub(crate) struct Replayed {
     pub(crate) operations: u64,
     pub(crate) allocations: u64,
     pub(crate) frees: u64,
-    /// The operation that made the peak, and its line.
+    /// The operation that raised the ledger's peak last, and its line.
     pub(crate) peak: Option<(u64, u64)>,
-    /// Bytes live then.
+    /// The ledger's peak of live bytes after the last operation.
     pub(crate) peak_bytes: usize,
     /// Whether the next one has begun, with the free of what its pointer stood for.
     pub(crate) made_way: bool,

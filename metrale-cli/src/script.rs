@@ -33,7 +33,8 @@ pub(crate) enum Act {
     Displace { place: usize, bytes: u64, label: Option<usize> },
     /// Free.
     Free { place: usize },
-    /// A failed allocation, a free of null or of what is not live, a row passed over since no device can follow it.
+    /// A failed allocation, a free of null or of what is not live, a synchronisation, a row passed over because it cannot be
+    /// placed.
     Nothing,
 }
 
@@ -55,6 +56,7 @@ impl Script {
         let mut script = Self::default();
         let mut places = Places::default();
         while let Some(row) = log.next_row()? {
+            log.check_replayable(&row)?;
             let finding = match follow.row(&row) {
                 Ok(followed) => followed.finding,
                 Err(error) => {
@@ -137,6 +139,9 @@ impl Places {
                 }
                 None => Act::Nothing,
             },
+            Action::Synchronize | Action::Trim => Act::Nothing,
+            // Refused before.
+            Action::Create | Action::Map | Action::Unmap | Action::Release => Act::Nothing,
         }
     }
 

@@ -80,6 +80,62 @@ fn headers_of_sparse_files_and_catalogue_names_give_the_figures_of_the_h200() {
     }
 }
 
+/// What the text lists below "held at the resident peak by": size, count and label of each row.
+fn holders(text: &str) -> Vec<(String, u64, String)> {
+    let rows = text.lines().skip_while(|line| !line.starts_with("held at the resident peak by")).skip(1);
+    rows.take_while(|line| !line.is_empty())
+        .map(|line| {
+            let (size, rest) = line.split_once("  x").unwrap();
+            let (count, label) = rest.split_once(' ').unwrap();
+            (size.trim().to_owned(), count.trim().parse().unwrap(), label.trim().to_owned())
+        })
+        .collect()
+}
+
+/// The 512 bytes of setup.py take a page of 2 MiB, and both allocations of train.py fit into it: the peak is there from the
+/// first row on and fullest at the last, with 2 x 1,000,000 bytes (1.91 MiB) of train.py:88.
+#[test]
+fn whoever_fills_the_pages_of_the_peak_holds_it() {
+    let ended = metrale_on("plan", &data(".").join("two_lines.csv"), &[]);
+    let expected = [("1.91 MiB", 2, "train.py:88"), ("512 B", 1, "setup.py:10")];
+    assert_eq!(
+        holders(&ended.out),
+        expected.map(|(size, count, label)| (size.to_owned(), count, label.to_owned()))
+    );
+    for peak in ["peak live ", "peak resident "] {
+        let line = ended.out.lines().find(|line| line.starts_with(peak)).unwrap();
+        assert!(line.ends_with("at operation 2 (line 4)"), "{line}");
+    }
+}
+
+/// Nothing is freed while a model is loaded, so at the fullest moment everything is live.
+#[test]
+fn every_tensor_of_every_model_is_held_at_the_peak_by_its_scope() {
+    let catalogue = Catalogue::embedded().unwrap();
+    for model in catalogue.names() {
+        let tensors = catalogue.tensors(model).unwrap();
+        let with_bytes = tensors.iter().filter(|tensor| tensor.bytes > 0).count() as u64;
+        let ended = metrale(["plan", "--model", model, "--top", "1000000"]);
+        let held: u64 = holders(&ended.out).iter().map(|holder| holder.1).sum();
+        assert_eq!(held, with_bytes, "{model}");
+    }
+}
+
+/// An allocation of no bytes is live too, and its label is listed.
+#[test]
+fn allocations_of_no_bytes_are_among_the_holders() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log.csv");
+    let rows = "allocate,0x10,5,a.py:1\nallocate,0x20,0,b.py:2\nfree,0x20,0,\nallocate,0x20,0,c.py:3\n";
+    fs::write(&log, format!("Action,Pointer,Size,Location\n{rows}")).unwrap();
+    let ended = metrale_on("plan", &log, &[]);
+    let expected = [("5 B", 1, "a.py:1"), ("0 B", 1, "b.py:2")];
+    assert_eq!(
+        holders(&ended.out),
+        expected.map(|(size, count, label)| (size.to_owned(), count, label.to_owned()))
+    );
+}
+
 #[test]
 fn the_object_has_these_fields_and_no_other() {
     let json = metrale(["plan", "--model", "bert-base", "--json", "--memory", "141GiB"]).json();

@@ -86,6 +86,7 @@ mod misuse;
 mod mixer;
 mod page;
 mod pages;
+mod peak;
 pub mod placement;
 pub mod plan;
 mod published;

@@ -389,12 +389,6 @@ impl Placement {
         Some(self.blocks[id.slot as usize].reserved)
     }
 
-    /// What the rule keeps for each live allocation, in bytes, in no order.
-    pub(crate) fn reserved_each(&self) -> impl Iterator<Item = u64> {
-        let live = self.blocks.iter().filter(|block| matches!(block.state, State::Small | State::Large));
-        live.map(|block| block.reserved)
-    }
-
     /// Bytes of host memory that the model takes, by what its tables have room for.
     pub fn memory_bytes(&self) -> usize {
         // A map keeps its keys and values in nodes that are at least half full.

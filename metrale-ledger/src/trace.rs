@@ -28,12 +28,17 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod cells;
 mod columns;
+mod finding;
 mod follow;
 mod gzip;
+mod lines;
+mod note;
 mod reader;
 mod row;
 
-pub use follow::{Finding, FindingKind, Follow, Followed, LiveRow, LogTotals};
+pub use finding::{Finding, FindingKind};
+pub use follow::{Follow, Followed, LiveRow, LogTotals};
 pub use reader::{Reader, Skipped};
 pub use row::{Action, Row, RowError, TraceError};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 
 use metrale_ledger::placement::{PackingRule, Placement, PlacementError};
-use metrale_ledger::plan::{Order, Orders, Plan, PlanError};
+use metrale_ledger::plan::{Allocator, Order, Orders, Plan, PlanError};
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
@@ -18,23 +18,34 @@ fn holds(gz: &[u8]) {
     let mut text = String::new();
     flate2::read::GzDecoder::new(gz).read_to_string(&mut text).unwrap();
     let mut plan = Plan::h200();
-    let mut highest = (0, 0);
+    // Of the rows with the most resident bytes, that with the most live bytes, then with the most allocations, then the first.
+    let mut live = BTreeMap::new();
+    let mut fullest = ((0, 0, 0), 0);
     for (i, line) in text.lines().skip(1).enumerate() {
         let cells: Vec<_> = line.split(',').collect();
         let pointer = u64::from_str_radix(cells[1].trim_start_matches("0x"), 16).unwrap();
         let step = match cells[0] {
-            "allocate" => plan.alloc(pointer, cells[2].parse().unwrap(), None),
-            _ => plan.free(pointer),
+            "allocate" => {
+                let bytes = cells[2].parse().unwrap();
+                live.insert(pointer, bytes);
+                plan.alloc(pointer, bytes, None)
+            }
+            _ => {
+                live.remove(&pointer);
+                plan.free(pointer)
+            }
         };
         let step = step.unwrap();
         assert_eq!(step.operation, i as u64);
         assert_eq!(step.resident_bytes, FRESH_FREE_BYTES - cells[3].parse::<u64>().unwrap(), "row {i}");
-        if step.resident_bytes > highest.0 {
-            highest = (step.resident_bytes, step.operation);
+        let height = (step.resident_bytes, live.values().sum::<u64>(), live.len() as u64);
+        if height > fullest.0 {
+            fullest = (height, step.operation);
         }
     }
     let peak = plan.summary().peak_resident;
-    assert_eq!((peak.bytes, peak.operation), (highest.0, Some(highest.1)));
+    assert_eq!((peak.bytes, peak.operation), (fullest.0.0, Some(fullest.1)));
+    assert_eq!((peak.live_bytes, peak.holders[0].count), (fullest.0.1, fullest.0.2));
 }
 
 #[test]
@@ -66,23 +77,27 @@ fn a_loader_with_staging() {
     assert_eq!((summary.end_live_count, summary.end_live_bytes), (4, 3 * MIB + 1700));
     assert_eq!(summary.end_resident_bytes, 6 * MIB);
     assert_eq!((summary.peak_live.bytes, summary.peak_live.operation), (8 * MIB + 1600, Some(3)));
-    // The resident peak is one operation earlier: the last one fits into the chunk.
+    // 4, 2 and 6 MiB of pages are there from operation 2 on. Operation 3 fits into the chunk, so it is fuller by 600 bytes.
     let peak = &summary.peak_resident;
-    assert_eq!((peak.bytes, peak.operation, peak.live_bytes), (12 * MIB, Some(2), 8 * MIB + 1000));
-    let holders: Vec<_> = peak.holders.iter().map(|h| (h.label.as_deref(), h.bytes, h.count)).collect();
-    assert_eq!(holders, [(Some("staging"), 5 * MIB, 1), (Some("w"), 3 * MIB + 1000, 2)]);
-    let holders: Vec<_> = summary.peak_live.holders.iter().map(|h| (h.label.as_deref(), h.bytes)).collect();
-    assert_eq!(holders, [(Some("staging"), 5 * MIB), (Some("w"), 3 * MIB + 1000), (Some("bias"), 600)]);
+    assert_eq!((peak.bytes, peak.operation, peak.live_bytes), (12 * MIB, Some(3), 8 * MIB + 1600));
+    for peak in [peak, &summary.peak_live] {
+        let holders: Vec<_> = peak.holders.iter().map(|h| (h.label.as_deref(), h.bytes, h.count)).collect();
+        let expected =
+            [(Some("staging"), 5 * MIB, 1), (Some("w"), 3 * MIB + 1000, 2), (Some("bias"), 600, 1)];
+        assert_eq!(holders, expected);
+    }
     let classes: Vec<_> =
         peak.classes.iter().map(|c| (c.from_bytes, c.count, c.bytes, c.rounding_bytes)).collect();
-    assert_eq!(classes, [(512, 1, 1000, 24), (2 * MIB, 1, 3 * MIB, MIB), (4 * MIB, 1, 5 * MIB, MIB)]);
-    assert_eq!(peak.hole_bytes, 2 * MIB - 1024);
+    // 1000 and 600 bytes are kept as 1024 each.
+    let expected = [(512, 2, 1600, 24 + 424), (2 * MIB, 1, 3 * MIB, MIB), (4 * MIB, 1, 5 * MIB, MIB)];
+    assert_eq!(classes, expected);
+    assert_eq!(peak.hole_bytes, 2 * MIB - 2048);
     assert_eq!(summary.arena_resident_bytes, 10 * MIB, "8 MiB and 2048 bytes");
     assert!(summary.fits(12 * MIB) && !summary.fits(12 * MIB - 1));
     assert!(
         summary
             .to_string()
-            .contains("peak resident: 12.00 MiB (8.00 MiB live, 12.00 MiB resident) at operation 2")
+            .contains("peak resident: 12.00 MiB (8.00 MiB live, 12.00 MiB resident) at operation 3")
     );
     assert!(
         summary.to_string().ends_with("one arena would take at least 10.00 MiB, and save at most 2.00 MiB\n")
@@ -267,7 +282,9 @@ fn an_order_is_of_all_there_is_when_the_peak_is_fullest() {
     for id in 0..3 {
         plan.alloc(id, 1_887_436, None).unwrap();
     }
-    assert_eq!(plan.summary().peak_resident.operation, Some(3));
+    // Both take 6 MiB. At operation 3 these are 4,151,296 live bytes, at operation 10 three of 1,887,436: 5,662,308.
+    let peak = plan.summary().peak_resident;
+    assert_eq!((peak.operation, peak.live_bytes, peak.frees_before), (Some(10), 5_662_308, 4));
     let orders = plan.orders().unwrap();
     assert_eq!((orders.operation, orders.frees_before, orders.best()), (Some(10), 4, None));
 }
@@ -338,9 +355,8 @@ proptest! {
         let mut device = Placement::h200();
         let mut live: BTreeMap<u64, (u64, Option<_>, usize)> = BTreeMap::new();
         let labels = [None, Some("a"), Some("b")];
-        let mut at_peaks = [(0, None, BTreeMap::new()), (0, None, BTreeMap::new())];
-        // Resident bytes, bytes in an arena, operation, frees before, sizes.
-        let mut fullest = (0, 0, None, 0, Vec::new());
+        // Height, operation, frees before and what is live, at the fullest moment of live and of resident bytes.
+        let mut at_peaks = [((0, 0, 0), None, 0, BTreeMap::new()), ((0, 0, 0), None, 0, BTreeMap::new())];
         let mut frees = 0;
         for (i, (id, bytes, label)) in ops.into_iter().enumerate() {
             // An id that lives is freed, one that does not is allocated.
@@ -361,38 +377,107 @@ proptest! {
             prop_assert_eq!(plan.resident_bytes(), device.resident_bytes());
             let live_bytes: u64 = live.values().map(|l| l.0).sum();
             prop_assert_eq!(plan.live_bytes(), live_bytes);
-            let in_arena = live.values().map(|l| l.0.next_multiple_of(512)).sum();
-            if (device.resident_bytes(), in_arena) > (fullest.0, fullest.1) {
-                let sizes = live.values().map(|l| l.0).collect();
-                fullest = (device.resident_bytes(), in_arena, Some(i as u64), frees, sizes);
-            }
-            for (peak, bytes) in at_peaks.iter_mut().zip([live_bytes, device.resident_bytes()]) {
-                if bytes > peak.0 {
-                    *peak = (bytes, Some(i as u64), live.clone());
+            let (resident_bytes, count) = (device.resident_bytes(), live.len());
+            let heights = [(live_bytes, resident_bytes, count), (resident_bytes, live_bytes, count)];
+            for (peak, height) in at_peaks.iter_mut().zip(heights) {
+                if height > peak.0 {
+                    *peak = (height, Some(i as u64), frees, live.clone());
                 }
             }
         }
         let summary = plan.summary();
-        for (peak, (bytes, operation, live)) in [&summary.peak_live, &summary.peak_resident].into_iter().zip(&at_peaks) {
-            prop_assert_eq!((peak.bytes, peak.operation), (*bytes, *operation));
+        for (peak, (height, operation, frees, live)) in [&summary.peak_live, &summary.peak_resident].into_iter().zip(&at_peaks) {
+            prop_assert_eq!((peak.bytes, peak.operation, peak.frees_before), (height.0, *operation, *frees));
             prop_assert_eq!(peak.live_bytes, live.values().map(|l| l.0).sum::<u64>());
             prop_assert_eq!(peak.holders.iter().map(|h| h.count).sum::<u64>(), live.len() as u64);
             for holder in &peak.holders {
                 let own = live.values().filter(|l| labels[l.2] == holder.label.as_deref());
                 prop_assert_eq!(own.map(|l| l.0).sum::<u64>(), holder.bytes);
             }
+            prop_assert_eq!(peak.classes.iter().map(|c| c.count).sum::<u64>(), live.len() as u64);
             for class in &peak.classes {
                 let own = live.values().filter(|l| class.holds(l.0));
                 prop_assert_eq!(own.map(|l| l.0).sum::<u64>(), class.bytes);
             }
+            let kept = live.values().map(|l| l.0.checked_next_multiple_of(if l.0 < 2 * MIB - 511 { 512 } else { 2 * MIB }).unwrap());
+            prop_assert_eq!(peak.hole_bytes, peak.resident_bytes - kept.sum::<u64>());
         }
-        let (peak, _, operation, frees_before, sizes) = fullest;
+        let (height, operation, frees_before, live) = &at_peaks[1];
+        let sizes: Vec<u64> = live.values().map(|l| l.0).collect();
         let orders = plan.orders().unwrap();
-        prop_assert_eq!((orders.operation, orders.frees_before), (operation, frees_before));
-        let of_sizes = Orders::of(peak, &sizes, PackingRule::H200).unwrap();
-        prop_assert_eq!((orders.planned_bytes, orders.arena_bytes), (peak, of_sizes.arena_bytes));
+        prop_assert_eq!((orders.operation, orders.frees_before), (*operation, *frees_before));
+        let of_sizes = Orders::of(height.0, &sizes, PackingRule::H200).unwrap();
+        prop_assert_eq!((orders.planned_bytes, orders.arena_bytes), (height.0, of_sizes.arena_bytes));
         prop_assert_eq!(orders.orders, of_sizes.orders);
     }
+}
+
+/// What fills the page that the first allocation took belongs to the peak: three of 512, 1,000,000 and 1,000,000 bytes are in
+/// one chunk, which is resident from the first on.
+#[test]
+fn what_fills_the_same_pages_later_belongs_to_the_peak() {
+    let mut plan = Plan::h200();
+    for (id, bytes, label) in
+        [(1, 512, "setup"), (2, 1_000_000, "train"), (3, 1_000_000, "train"), (4, 0, "empty")]
+    {
+        plan.alloc(id, bytes, Some(label)).unwrap();
+    }
+    plan.free(2).unwrap();
+    // As high as before, but not higher.
+    plan.alloc(2, 1_000_000, Some("later")).unwrap();
+    let summary = plan.summary();
+    for peak in [&summary.peak_resident, &summary.peak_live] {
+        assert_eq!((peak.operation, peak.frees_before), (Some(3), 0));
+        let holders: Vec<_> = peak.holders.iter().map(|h| (h.label.as_deref(), h.bytes, h.count)).collect();
+        let expected = [(Some("train"), 2_000_000, 2), (Some("setup"), 512, 1), (Some("empty"), 0, 1)];
+        assert_eq!(holders, expected, "one of no bytes is there too");
+    }
+    assert_eq!(plan.orders().unwrap().operation, Some(3));
+}
+
+/// A handle's pages are taken when it is created and given back when it is released and no longer mapped
+/// (measured: creating takes its bytes at once, mapping nothing; a released handle's memory goes with its last mapping).
+#[test]
+fn created_memory_goes_with_its_handle_and_its_last_mapping() {
+    let mut plan = Plan::h200();
+    plan.alloc(1, 512, Some("a")).unwrap();
+    assert_eq!(plan.create(7, 3 * MIB, Some("segment")).unwrap().resident_bytes, 2 * MIB + 4 * MIB);
+    assert_eq!(plan.create(7, MIB, None), Err(PlanError::AlreadyLive { id: 7, bytes: 3 * MIB }));
+    plan.map(0x1000_0000, 7).unwrap();
+    plan.map(0x2000_0000, 7).unwrap();
+    plan.release(7).unwrap();
+    assert_eq!((plan.resident_bytes(), plan.live_count()), (6 * MIB, 2), "it is still mapped");
+    assert_eq!(plan.release(7), Err(PlanError::UnknownHandle { handle: 7 }));
+    assert_eq!(plan.map(0x3000_0000, 7), Err(PlanError::UnknownHandle { handle: 7 }));
+    // The driver may use a released handle's number again.
+    plan.create(7, 2 * MIB, None).unwrap();
+    assert_eq!(plan.unmap(0x1000_0000, 0).unwrap().resident_bytes, 8 * MIB);
+    assert_eq!(plan.unmap(0x1000_0000, 0), Err(PlanError::NotMapped { address: 0x1000_0000 }));
+    assert_eq!(
+        plan.unmap(0x1fff_ffff, 2).unwrap().resident_bytes,
+        4 * MIB,
+        "a range of which one mapping begins"
+    );
+    assert_eq!(plan.release(7).unwrap().resident_bytes, 2 * MIB);
+    let peak = plan.summary().peak_resident;
+    assert_eq!((peak.bytes, peak.live_bytes, peak.hole_bytes), (8 * MIB, 5 * MIB + 512, 2 * MIB - 512));
+    // Created memory takes the same in any order; a chunk for 512 bytes comes to it.
+    assert!(plan.orders().unwrap().orders.iter().all(|&(_, bytes)| bytes == 8 * MIB));
+}
+
+/// Where each allocation is created by itself, nothing shares a page.
+#[test]
+fn a_plan_from_virtual_memory_rounds_each_allocation_to_whole_pages() {
+    let mut plan = Plan::h200().allocating_from(Allocator::VirtualMemory);
+    for (id, bytes, resident) in [(1, 1, 2 * MIB), (2, 2 * MIB, 4 * MIB), (3, 2 * MIB + 1, 8 * MIB)] {
+        assert_eq!(plan.alloc(id, bytes, None).unwrap().resident_bytes, resident);
+    }
+    plan.free(2).unwrap();
+    assert_eq!((plan.resident_bytes(), plan.live_bytes()), (6 * MIB, 2 * MIB + 2));
+    assert_eq!(plan.summary().arena_resident_bytes, 6 * MIB, "512 and 2 MiB and 2 MiB + 512");
+    let refused = plan.alloc(9, u64::MAX, None);
+    assert_eq!(refused, Err(PlanError::Placement(PlacementError::TooLarge { bytes: u64::MAX })));
+    assert_eq!(plan.resident_bytes(), 6 * MIB);
 }
 
 /// Few cases, unless the environment (`PROPTEST_CASES`) asks for other than the 256 it asks for by default.

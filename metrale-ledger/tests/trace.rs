@@ -330,10 +330,13 @@ fn rows_that_make_no_sense_have_a_line_and_a_reason() {
             "the size \"18446744073709551616\" is no number of bytes below 2^64",
         ),
         ("allocate,0x1,", "the size is missing"),
-        ("alocate,0x1,1", "the action \"alocate\" is none of allocate, free, allocate failure"),
+        (
+            "alocate,0x1,1",
+            "the action \"alocate\" is none of allocate, free, allocate failure, synchronize, trim, create, map, unmap, release",
+        ),
         (
             "allocate,0x1,1,048,576",
-            "the row has 5 columns and the header 3: none can tell which is which, as where a size is written with commas; put quotes around such a cell",
+            "the row has 5 columns and the header 3, so it is not clear which is which; if a size is written with commas, put quotes around it",
         ),
         (
             "allocate,(nil),512",

@@ -68,18 +68,15 @@ fn plan(args: &PlanArgs, console: &mut Console<'_>) -> anyhow::Result<PlanReport
     let orders = planned.plan.orders()?;
     Ok(PlanReport::new(planned.title, &planned.plan.summary(), orders, fit)
         .listing(args.top)
-        .of_log(planned.of_log)
-        .at_lines(planned.live.line, planned.resident.line))
+        .of_log(planned.of_log))
 }
 
 /// What was planned, and under which name.
 struct Planned {
     title: String,
     plan: Plan,
-    /// What only a log has, and what made its peaks.
+    /// What only a log has.
     of_log: Option<OfLog>,
-    live: Highest,
-    resident: Highest,
 }
 
 /// Plans a model as it is loaded: every tensor that has bytes, in the input's order, under its scope.
@@ -91,8 +88,7 @@ fn plan_model(input: &ModelInput, args: &PlanArgs) -> anyhow::Result<Planned> {
         write(&mut table, step)?;
     }
     finish(table)?;
-    let (live, resident) = (Highest::default(), Highest::default());
-    Ok(Planned { title: input.title().to_owned(), plan, of_log: None, live, resident })
+    Ok(Planned { title: input.title().to_owned(), plan, of_log: None })
 }
 
 /// Plans a log, row by row, and says what was odd about it.
@@ -101,7 +97,6 @@ fn plan_log(path: &Path, args: &PlanArgs, console: &mut Console<'_>) -> anyhow::
     outputs::check(&[("--per-op", args.per_op.as_deref())], [path])?;
     let mut table = table(args)?;
     let mut follow = Follow::new();
-    let (mut live, mut resident) = (Highest::default(), Highest::default());
     while let Some(row) = log.next_row()? {
         let step = match follow.row(&row) {
             Ok(followed) => {
@@ -121,8 +116,6 @@ fn plan_log(path: &Path, args: &PlanArgs, console: &mut Console<'_>) -> anyhow::
                 }
             }
         };
-        live.see(step.live_bytes, row.line);
-        resident.see(step.resident_bytes, row.line);
         write(&mut table, step)?;
     }
     let mut of_log = OfLog::new(&follow.totals(), log.into_notes()?);
@@ -135,22 +128,7 @@ fn plan_log(path: &Path, args: &PlanArgs, console: &mut Console<'_>) -> anyhow::
         .map(|row| LiveAllocation { address: row.pointer, bytes: row.bytes, line: row.line })
         .collect();
     let (title, plan) = (ShownPath(path).to_string(), follow.into_plan());
-    Ok(Planned { title, plan, of_log: Some(of_log), live, resident })
-}
-
-/// The highest figure so far, and the line of the log that made it.
-#[derive(Default)]
-struct Highest {
-    bytes: u64,
-    line: Option<u64>,
-}
-
-impl Highest {
-    fn see(&mut self, bytes: u64, line: u64) {
-        if bytes > self.bytes {
-            *self = Self { bytes, line: Some(line) };
-        }
-    }
+    Ok(Planned { title, plan, of_log: Some(of_log) })
 }
 
 fn table(args: &PlanArgs) -> anyhow::Result<Option<PerOp>> {

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use metrale_cuda_backend::{DevicePtr, MetraleCudaBackend, ScopeGuard};
+use metrale_ledger::LedgerProbe;
 
 use crate::args::ReplayArgs;
 use crate::model::ShownPath;
@@ -79,18 +80,20 @@ fn measure(
 ) -> anyhow::Result<ReplayReport> {
     let baseline_free_bytes = backend.memory_info()?.free_bytes;
     let Files { table, end: end_file, peak: peak_file } = files;
-    let mut run = Run { backend, held, scope: None, table, baseline_free_bytes, done: Replayed::default() };
+    let probe = backend.ledger_probe();
+    let done = Replayed::default();
+    let mut run = Run { backend, probe, held, scope: None, table, baseline_free_bytes, done };
 
     let start = Instant::now();
     let shortage = Shortage::of(run.all(script, console))?;
     let seconds = start.elapsed().as_secs_f64();
 
-    let Run { table, scope, done, .. } = run;
+    let Run { table, scope, done, probe, .. } = run;
     drop(scope);
     let has_table = table.is_some();
     table.map_or(Ok(()), PerOp::finish)?;
     let end = Moment::of(backend, baseline_free_bytes)?;
-    let peak = backend.ledger_probe().peak_snapshot();
+    let peak = probe.peak_snapshot();
     for (file, snapshot) in [(end_file, &end.snapshot), (peak_file, &peak)] {
         file.map_or(Ok(()), |file| file.write(snapshot))?;
     }
@@ -104,6 +107,7 @@ fn measure(
 /// A replay under way.
 struct Run<'a> {
     backend: &'a MetraleCudaBackend,
+    probe: LedgerProbe,
     /// What is live, by place.
     held: &'a mut [DevicePtr],
     /// The scope of the last label: neighbouring rows are often of one.
@@ -146,14 +150,16 @@ impl Run<'_> {
         let number = self.done.operations;
         self.done.operations += 1;
         self.done.last_line = Some(line);
-        let live_bytes = self.backend.live_bytes();
-        if live_bytes > self.done.peak_bytes {
-            self.done.peak_bytes = live_bytes;
+        // The ledger has the peak. Here it is only noted which operation raised it.
+        let peak_bytes = self.probe.peak_bytes();
+        if peak_bytes > self.done.peak_bytes {
+            self.done.peak_bytes = peak_bytes;
             self.done.peak = Some((number, line));
         }
         if let Some(table) = &mut self.table {
-            let (resident_bytes, free) =
-                (self.backend.resident_bytes() as u64, self.backend.memory_info()?.free_bytes);
+            let (live_bytes, resident_bytes) =
+                (self.backend.live_bytes(), self.backend.resident_bytes() as u64);
+            let free = self.backend.memory_info()?.free_bytes;
             table.row([number, live_bytes as u64, resident_bytes, free])?;
             let is_explained = self.baseline_free_bytes.checked_sub(free) == Some(resident_bytes);
             self.done.unexplained_rows += u64::from(!is_explained);

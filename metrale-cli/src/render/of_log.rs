@@ -36,6 +36,9 @@ pub struct OfLog {
     /// Whether a row names a source line.
     #[serde(skip)]
     names_lines: bool,
+    /// The log's lines at the planned peaks of live and of resident bytes.
+    #[serde(skip)]
+    pub(crate) peak_lines: [u64; 2],
 }
 
 impl OfLog {
@@ -51,6 +54,7 @@ impl OfLog {
             broke_off: notes.broke_off,
             live_at_end: StillLive::default(),
             names_lines: notes.names_lines,
+            peak_lines: [totals.peak_line, totals.peak_resident_line],
         }
     }
 

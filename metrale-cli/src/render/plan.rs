@@ -56,9 +56,6 @@ struct Text {
     end_live_count: u64,
     live_operation: Option<u64>,
     resident_operation: Option<u64>,
-    /// The lines of the log with these operations.
-    live_line: Option<u64>,
-    resident_line: Option<u64>,
     rounding_bytes: u64,
     hole_bytes: u64,
     holders: Vec<Holder>,
@@ -88,8 +85,6 @@ impl PlanReport {
                 end_live_count: summary.end_live_count,
                 live_operation: summary.peak_live.operation,
                 resident_operation: peak.operation,
-                live_line: None,
-                resident_line: None,
                 rounding_bytes: peak.classes.iter().map(|class| class.rounding_bytes).sum(),
                 hole_bytes: peak.hole_bytes,
                 holders: peak.holders.clone(),
@@ -107,12 +102,6 @@ impl PlanReport {
 
     pub(crate) fn of_log(self, of_log: Option<OfLog>) -> Self {
         Self { of_log, ..self }
-    }
-
-    /// With the lines of the log that made the peaks of live and of resident bytes.
-    pub(crate) fn at_lines(mut self, live: Option<u64>, resident: Option<u64>) -> Self {
-        (self.text.live_line, self.text.resident_line) = (live, resident);
-        self
     }
 
     /// How the program ends with this answer.
@@ -169,14 +158,15 @@ impl fmt::Display for PlanReport {
         if let Some(of_log) = &self.of_log {
             of_log.rows(f)?;
         }
-        let at = |operation: Option<u64>, line: Option<u64>| match (operation, line) {
-            (Some(operation), Some(line)) => format!(", at operation {operation} (line {line})"),
+        let lines = self.of_log.as_ref().map(|of_log| of_log.peak_lines);
+        let at = |operation: Option<u64>, which: usize| match (operation, lines) {
+            (Some(operation), Some(lines)) => format!(", at operation {operation} (line {})", lines[which]),
             (Some(operation), None) => format!(", at operation {operation}"),
             (None, _) => String::new(),
         };
         let rows = [
-            ("peak live", self.peak_live_bytes, at(text.live_operation, text.live_line)),
-            ("peak resident", self.peak_resident_bytes, at(text.resident_operation, text.resident_line)),
+            ("peak live", self.peak_live_bytes, at(text.live_operation, 0)),
+            ("peak resident", self.peak_resident_bytes, at(text.resident_operation, 1)),
             ("  rounded up", text.rounding_bytes, String::new()),
             ("  holes in chunks", text.hole_bytes, String::new()),
             ("end live", self.end_live_bytes, format!(", in {}", Count(text.end_live_count, "allocation"))),
