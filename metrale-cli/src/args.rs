@@ -45,7 +45,7 @@ pub enum Command {
     Doctor(DoctorArgs),
 }
 
-/// What `load` takes.
+/// The arguments of `load`.
 #[derive(Debug, Args)]
 pub struct LoadArgs {
     /// Safetensors files, or one sharded model's `model.safetensors.index.json`.
@@ -93,7 +93,7 @@ pub struct LoadArgs {
     pub buffer_mb: u32,
 }
 
-/// What `plan` takes.
+/// The arguments of `plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
     /// Safetensors files, one sharded model's `model.safetensors.index.json`, or one allocation log (CSV, also gzip).
@@ -130,7 +130,7 @@ pub struct PlanArgs {
     pub top: usize,
 }
 
-/// What `replay` takes.
+/// The arguments of `replay`.
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
     /// An allocation log: CSV whose header names Action, Pointer and Size, also gzip; RMM's logs fit.
@@ -171,7 +171,7 @@ pub struct ReplayArgs {
     pub min_mb: usize,
 }
 
-/// What `report` takes.
+/// The arguments of `report`.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
     /// A snapshot, as `--snapshot` of load and replay writes it.
@@ -191,7 +191,7 @@ pub struct ReportArgs {
     pub min_mb: usize,
 }
 
-/// What `diff` takes.
+/// The arguments of `diff`.
 #[derive(Debug, Args)]
 pub struct DiffArgs {
     /// The earlier snapshot.
@@ -207,7 +207,7 @@ pub struct DiffArgs {
     pub json: bool,
 }
 
-/// What `doctor` takes.
+/// The arguments of `doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// The driver to examine: auto and system look at the installed one.
@@ -232,7 +232,7 @@ pub struct TargetArgs {
 }
 
 impl TargetArgs {
-    /// The backend to work on; what there is to say of the choice of its driver is said.
+    /// The backend to work on. Prints a remark where the driver was not chosen by name.
     pub(crate) fn open(&self, console: &mut Console<'_>) -> anyhow::Result<MetraleCudaBackend> {
         let chosen = self.driver.clone().open()?;
         if let Some(remark) = &chosen.remark {

@@ -260,7 +260,7 @@ fn the_text_says_what_would_be_saved_and_who_holds_the_peak() {
         "peak live                      3326976  3.17 MiB, at operation 3 (line 5)",
         "peak resident                  6291456  6.00 MiB, at operation 3 (line 5)",
         "one arena for all of it would save up to 2.00 MiB",
-        "what is live at operation 3, the fullest at the peak, allocated largest first, would take 2.00 MiB less",
+        "what is live at operation 3, the resident peak, allocated largest first, would take 2.00 MiB less",
     ] {
         assert!(ended.out.contains(part), "{part}: {}", ended.out);
     }
@@ -804,7 +804,7 @@ fn a_saving_behind_frees_is_not_told_as_the_orders_alone() {
     let ended = metrale_on("plan", &recorded_log("random-1.csv.gz"), &[]);
     assert!(
         ended.out.contains(
-            "what is live at operation 3965, the fullest at the peak, allocated afresh, largest first, would take \
+            "what is live at operation 3965, the resident peak, allocated anew, largest first, would take \
              10.00 MiB less, without the gaps that earlier frees left; the order alone may save less of it, or nothing"
         ),
         "{}",

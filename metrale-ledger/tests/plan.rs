@@ -334,6 +334,24 @@ fn a_million_live_take_under_200_bytes_each() {
     assert!(most < 200.0, "{most} bytes a live allocation");
 }
 
+/// Sizes that came and went take no memory, and those of the peak are not forgotten.
+#[test]
+fn sizes_that_no_peak_needs_are_dropped() {
+    let mut plan = Plan::h200();
+    plan.alloc(0, 1 << 40, None).unwrap();
+    plan.alloc(1, 600, None).unwrap();
+    let before = plan.memory_bytes();
+    plan.free(0).unwrap();
+    for pages in 1..200_000 {
+        plan.alloc(2, pages * 2 * MIB, None).unwrap();
+        plan.free(2).unwrap();
+    }
+    assert!(plan.memory_bytes() - before < 1 << 20, "{} bytes", plan.memory_bytes());
+    let orders = plan.orders().unwrap();
+    assert_eq!((orders.operation, orders.planned_bytes), (Some(1), (1 << 40) + 2 * MIB));
+    assert!(orders.orders.iter().all(|&(_, bytes)| bytes == (1 << 40) + 2 * MIB));
+}
+
 proptest! {
     #![proptest_config(config(128))]
 

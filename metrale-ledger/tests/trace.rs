@@ -155,6 +155,61 @@ fn what_made_way_for_another_is_gone_before_a_peak_though_nobody_freed_it() {
     assert!(!summary.comes_and_goes() && !summary.to_string().contains("at least"));
 }
 
+/// Virtual memory as a program that reserves addresses uses it: pages are taken when memory is created, and go when its handle is
+/// released and its last mapping is gone.
+#[test]
+fn created_memory_is_followed_by_handles_and_mappings() {
+    const MIB: u64 = 1 << 20;
+    let log = read_clean(
+        b"Action,Pointer,Size,Handle,Location\n\
+          allocate,0x10,512,,a.py:1\n\
+          create,0x5,4194304,,seg.py:1\n\
+          map,0x7f0000000000,4194304,0x5,\n\
+          release,0x5,,,\n\
+          create,0x5,2097152,,seg.py:2\n\
+          unmap,0x7f0000000000,4194304,,\n\
+          unmap,0x7f0000000000,,,\n\
+          map,0x7f0000000000,,9,\n\
+          release,9,,,\n\
+          synchronize,,,,\n",
+    );
+    let kinds: Vec<_> = log.findings.iter().map(|f| (f.line, f.pointer, f.kind)).collect();
+    assert_eq!(
+        kinds,
+        [
+            (8, 0x7f00_0000_0000, FindingKind::NotMapped),
+            (9, 9, FindingKind::UnknownHandle),
+            (10, 9, FindingKind::UnknownHandle)
+        ]
+    );
+    let totals = log.follow.totals();
+    assert_eq!((totals.allocations, totals.frees, totals.mappings, totals.synchronizes), (3, 2, 4, 1));
+    let summary = log.follow.plan().summary();
+    // 512 bytes in a chunk, 4 MiB that are still mapped, and 2 MiB.
+    assert_eq!((summary.peak_resident.bytes, summary.peak_resident.operation), (8 * MIB, Some(4)));
+    assert_eq!(totals.peak_resident_line, 6);
+    assert_eq!((summary.end_resident_bytes, summary.end_live_bytes), (4 * MIB, 2 * MIB + 512));
+    let live: Vec<_> = log.follow.live().iter().map(|row| (row.pointer, row.bytes, row.line)).collect();
+    assert_eq!(live, [(0x10, 512, 2), (5, 2 * MIB, 6)]);
+    let holders: Vec<_> = summary.peak_resident.holders.iter().map(|h| h.label.clone().unwrap()).collect();
+    assert_eq!(holders, ["seg.py:1", "seg.py:2", "a.py:1"]);
+}
+
+#[test]
+fn a_row_may_name_its_allocator() {
+    // 1 byte of a chunk and 1 byte in whole pages of its own.
+    let log =
+        read_clean(b"Action,Pointer,Size,Allocator\nallocate,1,1,driver\nallocate,2,1,VMM\nallocate,3,1,\n");
+    assert_eq!(log.follow.plan().resident_bytes(), 4 << 20);
+    let (_, error) = strict_error(b"Action,Pointer,Size,Allocator\nallocate,1,1,malloc\n");
+    assert_eq!(error, "line 2: the allocator \"malloc\" is none of driver, vmm");
+    let (_, error) = strict_error(b"Action,Pointer,Size\nmap,1,2097152\n");
+    assert_eq!(
+        error,
+        "line 2: the row maps memory and names none: write the memory's handle in a column Handle"
+    );
+}
+
 #[test]
 fn each_live_allocation_is_told_with_its_line_and_stream() {
     let mut log = String::from("Action,Pointer,Size,Stream\n");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `metrale replay`: a recorded log's operations through the backend, as fast as it can, and the account of what they took.
+//! `metrale replay`: a recorded log's operations through the backend, as fast as possible, and what they took.
 
 use std::time::Instant;
 
@@ -54,7 +54,7 @@ fn replay(args: &ReplayArgs, console: &mut Console<'_>) -> anyhow::Result<Replay
     let backend = args.target.open(console)?;
     let mut held = vec![DevicePtr::NULL; script.places];
     let measured = measure(args, &script, of_log, &backend, &mut held, files, console);
-    let swept = give_back(&backend, &held);
+    let swept = free_all(&backend, &held);
     // The first error is the one that counts; what follows from it may fail too.
     let report = measured?;
     Ok(report.swept(swept?))
@@ -142,9 +142,9 @@ impl Run<'_> {
             Act::Allocate { place, bytes, label } => self.allocate(place, bytes, label, line, labels)?,
             Act::Displace { place, bytes, label } => {
                 self.free(place, line)?;
-                self.done.made_way = true;
+                self.done.displaced = true;
                 self.allocate(place, bytes, label, line, labels)?;
-                self.done.made_way = false;
+                self.done.displaced = false;
             }
         }
         let number = self.done.operations;
@@ -190,14 +190,14 @@ impl Run<'_> {
     }
 
     fn free(&mut self, place: usize, line: u64) -> anyhow::Result<()> {
-        // Taken out first, so that nothing is freed twice where the driver refuses.
+        // Removed first, so that nothing is freed twice where the driver refuses.
         let at = std::mem::take(&mut self.held[place]);
         self.backend.free(at).with_context(|| format!("line {line}: freeing"))
     }
 }
 
 /// Frees what the log left; the sweep after it finds nothing, or an owner was lost. Returns what it found.
-fn give_back(backend: &MetraleCudaBackend, held: &[DevicePtr]) -> anyhow::Result<usize> {
+fn free_all(backend: &MetraleCudaBackend, held: &[DevicePtr]) -> anyhow::Result<usize> {
     for &at in held {
         backend.free(at)?;
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What an answer about a log says of the log itself.
+//! What a report about a log says of the log itself.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use crate::render::still_live::StillLive;
 
 /// Said of a log without a column Location.
 const NAMES_NO_LINES: &str =
-    "who holds the peak is not known: the log names no source lines, in no column Location";
+    "who holds the peak is not known: the log names no source lines (column Location)";
 
 /// What a log has besides its allocations and frees, and what was odd about it.
 #[derive(Debug, Serialize)]
@@ -29,7 +29,7 @@ pub struct OfLog {
     pub finding_lines: BTreeMap<&'static str, Vec<u64>>,
     /// Where and why it could not be read on; `null` where it was read to its end.
     pub broke_off: Option<String>,
-    /// All that was said of it in words, such as why rows were passed over.
+    /// All remarks on it in words, such as why rows were passed over.
     pub remarks: Vec<String>,
     /// What is live after its last operation (or, of a replay that ran out of memory, after the last that fitted).
     pub live_at_end: StillLive,
@@ -42,7 +42,7 @@ pub struct OfLog {
 }
 
 impl OfLog {
-    /// Of a log that was read; what is live at its end is still to be told.
+    /// Of a log that was read. What is live at its end is filled in later.
     pub(crate) fn new(totals: &LogTotals, notes: LogNotes) -> Self {
         Self {
             failures_in_log: totals.failures,
@@ -58,8 +58,8 @@ impl OfLog {
         }
     }
 
-    /// A line for each kind of row besides allocations and frees, and of odd ones, that there is. With these the number of
-    /// operations is that of its parts.
+    /// A line for each kind of row besides allocations and frees, and for each kind of odd row. Together they add up to the
+    /// number of operations.
     pub(crate) fn rows(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (count, what) in [
             (self.failures_in_log, "allocation that failed then"),
@@ -76,7 +76,7 @@ impl OfLog {
         Ok(())
     }
 
-    /// A paragraph where nobody can tell who holds the `allocations` of the peak, and one for what is live at the end.
+    /// A paragraph where it is not known who holds the `allocations` of the peak, and one for what is live at the end.
     pub(crate) fn holders(&self, f: &mut fmt::Formatter<'_>, allocations: u64) -> fmt::Result {
         if !self.names_lines && allocations > 0 {
             writeln!(f, "\n{NAMES_NO_LINES}")?;

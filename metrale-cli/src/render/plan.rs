@@ -20,7 +20,7 @@ pub struct Fit {
     pub bytes: u64,
 }
 
-/// What will be taken. All `_bytes` are bytes.
+/// What the allocations will take. All `_bytes` are bytes.
 #[derive(Debug, Serialize)]
 pub struct PlanReport {
     /// Allocations there will be.
@@ -46,7 +46,7 @@ pub struct PlanReport {
     text: Text,
 }
 
-/// What only the text tells.
+/// What only the text shows.
 #[derive(Debug)]
 struct Text {
     title: String,
@@ -129,15 +129,15 @@ impl PlanReport {
         if !comes_and_goes {
             return writeln!(f, "all of it allocated {order} would save {saved} of the peak");
         }
-        // Where it comes and goes, another moment may take as much.
-        write!(f, "what is live at operation {operation}, the fullest at the peak, allocated ")?;
+        // Where allocations come and go, only those of the peak are looked at.
+        write!(f, "what is live at operation {operation}, the resident peak, allocated ")?;
         if orders.frees_before == 0 {
             return writeln!(f, "{order}, would take {saved} less");
         }
-        // Afresh, any order is without the gaps that frees left: what is saved is not the order's alone.
+        // Allocated anew, no order has the gaps that frees left, so the saving is not due to the order alone.
         writeln!(
             f,
-            "afresh, {order}, would take {saved} less, without the gaps that earlier frees left; the order alone may save \
+            "anew, {order}, would take {saved} less, without the gaps that earlier frees left; the order alone may save \
              less of it, or nothing"
         )
     }
