@@ -199,7 +199,7 @@ impl Plan {
             operation: Some(operation),
             gone: self.allocations - live_count,
             arena_bytes: self.arena_bytes,
-            created_bytes: self.device.created_bytes(),
+            any_order_bytes: self.device.any_order_bytes(),
             note,
         });
         Step { operation, live_bytes, resident_bytes }

@@ -130,8 +130,8 @@ impl Device {
         self.packed.resident_bytes() + self.created.resident_bytes()
     }
 
-    /// Those of created memory.
-    pub(super) fn created_bytes(&self) -> u64 {
+    /// What the allocations that are not packed would take in any order on an empty device.
+    pub(super) fn any_order_bytes(&self) -> u64 {
         self.created.resident_bytes()
     }
 

@@ -132,16 +132,16 @@ impl Plan {
     /// # Errors
     /// As [`Orders::of`]; not for what this plan has placed, unless another order takes more than 64 bits can count.
     pub fn orders(&self) -> Result<Orders, PlacementError> {
-        let &Moment { operation, gone, arena_bytes, resident_bytes, created_bytes, .. } =
+        let &Moment { operation, gone, arena_bytes, resident_bytes, any_order_bytes, .. } =
             self.peaks.moment(RESIDENT);
         let sizes = self.peaks.sizes().collect();
         let packed = Orders::with_arena(resident_bytes, &sizes, self.rule(), Some(arena_bytes))?;
         let orders = packed
             .orders
             .into_iter()
-            .map(|(order, bytes)| bytes.checked_add(created_bytes).map(|all| (order, all)))
+            .map(|(order, bytes)| bytes.checked_add(any_order_bytes).map(|all| (order, all)))
             .collect::<Option<_>>()
-            .ok_or(PlacementError::TooLarge { bytes: created_bytes })?;
+            .ok_or(PlacementError::TooLarge { bytes: any_order_bytes })?;
         Ok(Orders { operation, frees_before: gone, orders, ..packed })
     }
 }

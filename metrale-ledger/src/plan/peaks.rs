@@ -47,8 +47,8 @@ pub(super) struct Moment {
     pub(super) gone: u64,
     /// What one arena would hold then.
     pub(super) arena_bytes: u64,
-    /// Resident bytes of created memory.
-    pub(super) created_bytes: u64,
+    /// What the allocations that are not packed take in any order of allocation.
+    pub(super) any_order_bytes: u64,
     /// What was noted of the allocation that this operation made.
     pub(super) note: u64,
 }
