@@ -27,6 +27,7 @@
 //! ```
 
 mod filling;
+pub mod pool;
 
 use std::collections::BTreeMap;
 use std::fmt;
