@@ -172,6 +172,8 @@ pub(crate) struct LogNotes {
     pub(crate) names_lines: bool,
     aliases: u64,
     rows: u64,
+    /// Whether it says when it synchronised, and the plan does not go by it.
+    pub(crate) has_synchronize_rows_unused: bool,
 }
 
 impl AllocationLog {
@@ -205,6 +207,11 @@ impl AllocationLog {
                 Err(LogError::Broken { path: self.path.clone(), problem, lenient: self.lenient })
             }
         }
+    }
+
+    /// Whether it was recorded from a pool, by its header. Known once a row is read.
+    pub(crate) fn is_of_pool(&self) -> bool {
+        self.reader.has_pool_figures()
     }
 
     /// Notes what was odd about a row.
@@ -288,6 +295,13 @@ impl LogNotes {
                 others => format!(", {others} of them of other devices than the first row's"),
             };
             remarks.push(format!("warning: {} rows passed over in all{others}", self.skipped));
+        }
+        if self.has_synchronize_rows_unused {
+            remarks.push(
+                "note: the log says when it synchronised, but the plan synchronises after each operation: \
+                 --synchronize rows goes by the log"
+                    .to_owned(),
+            );
         }
         if self.has_open_end {
             remarks.push(

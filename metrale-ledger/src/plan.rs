@@ -9,7 +9,10 @@
 //! with the most allocations, then the first. So an allocation that later fills a page of the resident peak belongs to it. The
 //! peak of live bytes is found likewise, with live bytes first and resident bytes second.
 //!
-//! Memory that a program [creates](Plan::create) and [maps](Plan::map) itself is counted beside its allocations.
+//! Allocations come from an [`Allocator`]: from the driver (`cuMemAlloc`), from the default pool of streams (`cuMemAllocAsync`), or
+//! each as memory of its own (`cuMemCreate`). Memory that a program [creates](Plan::create) and [maps](Plan::map) itself is
+//! counted beside its allocations. A pool gives memory back only when the program synchronises; a plan assumes that after
+//! each operation, or, with [`Synchronize::WhenTold`], only where it is [told](Plan::synchronize).
 //!
 //! ```
 //! use metrale_ledger::plan::Plan;
@@ -76,6 +79,16 @@ struct Live {
     note: u64,
 }
 
+/// When a planned program synchronises with the device. Only then does a pool give memory back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Synchronize {
+    /// After each operation.
+    #[default]
+    AfterEach,
+    /// Only where the plan is [told](Plan::synchronize).
+    WhenTold,
+}
+
 /// An allocation to be planned.
 #[derive(Clone, Copy)]
 pub(crate) struct Request<'a> {
@@ -91,6 +104,7 @@ pub(crate) struct Request<'a> {
 pub struct Plan {
     device: Device,
     allocator: Allocator,
+    synchronize: Synchronize,
     live: FxHashMap<AllocationId, Live>,
     created: Created,
     operations: u64,
@@ -113,6 +127,7 @@ impl Plan {
         Self {
             device: Device::new(rule),
             allocator: Allocator::Driver,
+            synchronize: Synchronize::AfterEach,
             live: FxHashMap::default(),
             created: Created::default(),
             operations: 0,
@@ -136,6 +151,20 @@ impl Plan {
     #[must_use]
     pub fn allocating_from(mut self, allocator: Allocator) -> Self {
         self.allocator = allocator;
+        self
+    }
+
+    /// The same plan, with a pool that keeps so many bytes at a synchronisation, used or not. A fresh pool keeps none.
+    #[must_use]
+    pub fn release_threshold_bytes(mut self, bytes: u64) -> Self {
+        self.device.set_release_threshold(bytes);
+        self
+    }
+
+    /// The same plan, with another rule for when the program synchronises.
+    #[must_use]
+    pub fn synchronizing(mut self, when: Synchronize) -> Self {
+        self.synchronize = when;
         self
     }
 
@@ -202,7 +231,7 @@ impl Plan {
             any_order_bytes: self.device.any_order_bytes(),
             note,
         });
-        Step { operation, live_bytes, resident_bytes }
+        self.done()
     }
 
     /// Plans the free of an allocation.
@@ -261,24 +290,46 @@ impl Plan {
 
     /// Whether an allocation can be placed beside what is live.
     #[cfg(feature = "trace")]
-    pub(crate) fn check_place(&self, new: Request<'_>) -> Result<(), PlacementError> {
+    pub(crate) fn check_place(&mut self, new: Request<'_>) -> Result<(), PlacementError> {
         self.device.check(new.from, new.bytes)
     }
 
     /// Counts an operation that changes nothing, such as a failed allocation of a log.
     pub fn pass(&mut self) -> Step {
         self.count_operation();
-        self.last()
+        self.done()
     }
 
-    /// Plans a synchronisation with the device, at which a pool gives memory back.
+    /// Sets the stream in whose order the next operations are done; 0 at first. Only a pool looks at it: it gives out what was
+    /// freed on the same stream before the program synchronises.
+    pub fn set_stream(&mut self, stream: u64) {
+        self.device.stream = stream;
+    }
+
+    /// Plans a synchronisation with the device: the pool gives back what nothing uses, down to its release threshold.
     pub fn synchronize(&mut self) -> Step {
+        self.device.synchronize();
         self.pass()
     }
 
-    /// Plans `cuMemPoolTrimTo`: the pool gives back what it does not use, down to `keep_bytes`.
-    pub fn trim(&mut self, _keep_bytes: u64) -> Step {
+    /// Plans a synchronisation with one stream.
+    pub fn synchronize_stream(&mut self, stream: u64) -> Step {
+        self.device.synchronize_stream(stream);
         self.pass()
+    }
+
+    /// Plans `cuMemPoolTrimTo`: the pool gives back what nothing uses, down to `keep_bytes`.
+    pub fn trim(&mut self, keep_bytes: u64) -> Step {
+        self.device.trim(keep_bytes);
+        self.pass()
+    }
+
+    /// Ends an operation.
+    fn done(&mut self) -> Step {
+        if self.synchronize == Synchronize::AfterEach {
+            self.device.synchronize();
+        }
+        self.last()
     }
 
     /// The state after the last operation.
@@ -300,6 +351,16 @@ impl Plan {
     /// Bytes the device would keep now.
     pub fn resident_bytes(&self) -> u64 {
         self.device.resident_bytes()
+    }
+
+    /// Bytes live in the pool, as asked for: `CU_MEMPOOL_ATTR_USED_MEM_CURRENT`.
+    pub fn pool_used_bytes(&self) -> u64 {
+        self.device.pool().used_bytes()
+    }
+
+    /// Bytes that the pool keeps: `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`. They are part of the resident ones.
+    pub fn pool_reserved_bytes(&self) -> u64 {
+        self.device.pool().reserved_bytes()
     }
 
     /// The highest live bytes so far.

@@ -202,7 +202,7 @@ fn a_row_may_name_its_allocator() {
         read_clean(b"Action,Pointer,Size,Allocator\nallocate,1,1,driver\nallocate,2,1,VMM\nallocate,3,1,\n");
     assert_eq!(log.follow.plan().resident_bytes(), 4 << 20);
     let (_, error) = strict_error(b"Action,Pointer,Size,Allocator\nallocate,1,1,malloc\n");
-    assert_eq!(error, "line 2: the allocator \"malloc\" is none of driver, vmm");
+    assert_eq!(error, "line 2: the allocator \"malloc\" is none of driver, pool, vmm");
     let (_, error) = strict_error(b"Action,Pointer,Size\nmap,1,2097152\n");
     assert_eq!(
         error,

@@ -21,9 +21,16 @@ pub struct OfLog {
     pub failures_in_log: u64,
     /// Rows that ask for nothing: frees of null, and allocations of no bytes at null.
     pub nothing_rows: u64,
+    /// Rows that map or unmap memory; absent where there are none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub mapping_rows: u64,
+    /// Rows that synchronise or trim the pool; absent where there are none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub synchronize_rows: u64,
     /// Rows that made no sense and were passed over.
     pub skipped_rows: u64,
-    /// Odd rows by what was odd: `double_free`, `unknown_free`, `already_live`, `size_differs`, `other_stream`.
+    /// Odd rows by what was odd: `double_free`, `unknown_free`, `already_live`, `size_differs`, `other_stream`,
+    /// `unknown_handle`, `not_mapped`.
     pub findings: BTreeMap<&'static str, u64>,
     /// The lines of the first ten of each of these.
     pub finding_lines: BTreeMap<&'static str, Vec<u64>>,
@@ -41,12 +48,18 @@ pub struct OfLog {
     pub(crate) peak_lines: [u64; 2],
 }
 
+fn is_zero(rows: &u64) -> bool {
+    *rows == 0
+}
+
 impl OfLog {
     /// Of a log that was read. What is live at its end is filled in later.
     pub(crate) fn new(totals: &LogTotals, notes: LogNotes) -> Self {
         Self {
             failures_in_log: totals.failures,
             nothing_rows: totals.nothing,
+            mapping_rows: totals.mappings,
+            synchronize_rows: totals.synchronizes,
             skipped_rows: notes.skipped,
             remarks: notes.remarks(),
             findings: notes.findings,
@@ -64,6 +77,8 @@ impl OfLog {
         for (count, what) in [
             (self.failures_in_log, "allocation that failed then"),
             (self.nothing_rows, "row that asks for nothing: a free of null, or no bytes at null"),
+            (self.mapping_rows, "row that maps or unmaps memory"),
+            (self.synchronize_rows, "row that synchronises or trims the pool"),
             (self.skipped_rows, "row passed over"),
         ] {
             if count > 0 {

@@ -4,10 +4,11 @@
 use std::fmt;
 
 use metrale_ledger::ByteSize;
-use metrale_ledger::plan::{Holder, Orders, Summary};
+use metrale_ledger::plan::{Allocator, Holder, Orders, Summary};
 use serde::Serialize;
 
 use crate::Exit;
+use crate::args::{PlanArgs, When};
 use crate::render::load::{Count, Line};
 use crate::render::of_log::OfLog;
 
@@ -37,6 +38,9 @@ pub struct PlanReport {
     pub end_resident_bytes: u64,
     /// What one arena would take that holds all of it.
     pub arena_resident_bytes: u64,
+    /// Where it is not `driver`, the allocator planned for: `pool` or `vmm`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocator: Option<&'static str>,
     /// Whether the peak fits; `null` where there was nothing to hold it against.
     pub fits: Option<bool>,
     /// What only a log has.
@@ -50,6 +54,10 @@ pub struct PlanReport {
 #[derive(Debug)]
 struct Text {
     title: String,
+    /// A sentence on the allocator, where it is not the driver.
+    from: Option<String>,
+    /// The name of the line of holes.
+    holes: &'static str,
     operations: u64,
     frees: u64,
     comes_and_goes: bool,
@@ -76,9 +84,12 @@ impl PlanReport {
             end_resident_bytes: summary.end_resident_bytes,
             arena_resident_bytes: summary.arena_resident_bytes,
             fits: fit.as_ref().map(|fit| summary.fits(fit.bytes)),
+            allocator: None,
             of_log: None,
             text: Text {
                 title,
+                from: None,
+                holes: "  holes in chunks",
                 operations: summary.operations,
                 frees: summary.frees,
                 comes_and_goes: summary.comes_and_goes(),
@@ -97,6 +108,31 @@ impl PlanReport {
 
     pub(crate) fn listing(mut self, top: usize) -> Self {
         self.text.top = top;
+        self
+    }
+
+    /// With the allocator that was planned for.
+    pub(crate) fn from_allocator(mut self, allocator: Allocator, args: &PlanArgs) -> Self {
+        (self.text.from, self.text.holes) = match allocator {
+            Allocator::Pool => {
+                let gives_back = match args.release_threshold.0 {
+                    0 => "gives back what nothing uses".to_owned(),
+                    u64::MAX => "gives nothing back".to_owned(),
+                    bytes => format!("gives back what nothing uses, down to {}", ByteSize(bytes)),
+                };
+                let when = match args.synchronize {
+                    When::Each => "when the program synchronises, here after each operation",
+                    When::Rows => "when the program synchronises, here at the log's rows synchronize",
+                };
+                let from = format!("planned from the stream-ordered pool, which {gives_back} {when}");
+                (Some(from), "  holes in the pool")
+            }
+            Allocator::VirtualMemory => {
+                (Some("planned as virtual memory, a handle for each allocation".to_owned()), "  holes")
+            }
+            _ => return self,
+        };
+        self.allocator = Some(allocator.name());
         self
     }
 
@@ -155,6 +191,9 @@ impl fmt::Display for PlanReport {
             Count(text.frees, "free"),
             Count(text.operations, "operation")
         )?;
+        if let Some(from) = &text.from {
+            writeln!(f, "{from}")?;
+        }
         if let Some(of_log) = &self.of_log {
             of_log.rows(f)?;
         }
@@ -168,7 +207,7 @@ impl fmt::Display for PlanReport {
             ("peak live", self.peak_live_bytes, at(text.live_operation, 0)),
             ("peak resident", self.peak_resident_bytes, at(text.resident_operation, 1)),
             ("  rounded up", text.rounding_bytes, String::new()),
-            ("  holes in chunks", text.hole_bytes, String::new()),
+            (text.holes, text.hole_bytes, String::new()),
             ("end live", self.end_live_bytes, format!(", in {}", Count(text.end_live_count, "allocation"))),
             ("end resident", self.end_resident_bytes, String::new()),
             ("in one arena", self.arena_resident_bytes, String::new()),

@@ -71,15 +71,15 @@ impl Orders {
         for &bytes in sizes.iter().filter(|&&bytes| bytes > 0) {
             *kept.entry(rule.reserved_bytes(bytes)?).or_insert(0) += 1;
         }
-        Self::with_arena(planned_bytes, &kept, rule, arena)
+        Self::with_arena(planned_bytes, &kept, rule, (arena, rule.page_bytes()))
     }
 
-    /// As [`of`](Self::of), given the sum of the sizes in an arena.
+    /// As [`of`](Self::of), given the sum of the sizes in an arena and the pages it has a whole number of.
     fn with_arena(
         planned_bytes: u64,
         sizes: &Sizes,
         rule: PackingRule,
-        arena: Option<u64>,
+        (arena, page): (Option<u64>, u64),
     ) -> Result<Self, PlacementError> {
         let total = |sum: Option<u64>| sum.ok_or(PlacementError::TooLarge { bytes: u64::MAX });
         let take = |sizes: &mut dyn Iterator<Item = (&u64, &u64)>| {
@@ -100,7 +100,7 @@ impl Orders {
             (Order::SmallestFirst, take(&mut sizes.iter())?),
             (Order::ByClass, total(by_class)?),
         ];
-        let arena_bytes = total(arena.and_then(|sum| sum.checked_next_multiple_of(rule.page_bytes())))?;
+        let arena_bytes = total(arena.and_then(|sum| sum.checked_next_multiple_of(page)))?;
         Ok(Self { planned_bytes, orders, arena_bytes, operation: None, frees_before: 0 })
     }
 
@@ -126,8 +126,8 @@ impl fmt::Display for Orders {
 impl Plan {
     /// What the allocations of the resident peak would take in another order, on a device with nothing else on it. Where nothing
     /// is freed, these are all allocations. Where something was freed [before](Orders::frees_before) the peak, they may take less
-    /// in any order, their own included, because the holes that those frees left are not there. Created memory takes the
-    /// same in any order. Costs a look at every size at the peak.
+    /// in any order, their own included, because the holes that those frees left are not there. Created
+    /// and pooled memory takes the same in any order. Costs a look at every size at the peak.
     ///
     /// # Errors
     /// As [`Orders::of`]; not for what this plan has placed, unless another order takes more than 64 bits can count.
@@ -135,7 +135,8 @@ impl Plan {
         let &Moment { operation, gone, arena_bytes, resident_bytes, any_order_bytes, .. } =
             self.peaks.moment(RESIDENT);
         let sizes = self.peaks.sizes().collect();
-        let packed = Orders::with_arena(resident_bytes, &sizes, self.rule(), Some(arena_bytes))?;
+        let page = self.device.page_bytes(self.allocator());
+        let packed = Orders::with_arena(resident_bytes, &sizes, self.rule(), (Some(arena_bytes), page))?;
         let orders = packed
             .orders
             .into_iter()

@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-use super::Plan;
 use super::peaks::{LIVE, RESIDENT, class_of};
+use super::{Allocator, Plan};
 use crate::ByteSize;
 use crate::placement::PackingRule;
 use crate::report::counted;
@@ -84,7 +84,9 @@ pub struct Summary {
     /// What one arena must be that holds all of it: the highest sum of sizes, each rounded up to the granularity, in whole
     /// pages. Filled without a free it takes exactly that; where allocations come and go it takes at least that.
     pub arena_resident_bytes: u64,
-    /// Bytes of a chunk of the rule, which small allocations share.
+    /// Whose memory was planned, where an operation named no other.
+    pub allocator: Allocator,
+    /// Bytes of a chunk of the packing rule, which small allocations share.
     pub chunk_bytes: u64,
     /// Bytes that every size is rounded up to.
     pub granularity_bytes: u64,
@@ -108,8 +110,9 @@ impl Plan {
             end_resident_bytes: self.resident_bytes(),
             arena_resident_bytes: self
                 .arena_peak_bytes
-                .checked_next_multiple_of(rule.page_bytes())
+                .checked_next_multiple_of(self.device.page_bytes(self.allocator))
                 .unwrap_or(u64::MAX),
+            allocator: self.allocator,
             chunk_bytes: rule.chunk_bytes(),
             granularity_bytes: rule.granularity_bytes(),
             page_bytes: rule.page_bytes(),
@@ -157,7 +160,7 @@ impl Summary {
         self.peak_resident.bytes <= memory_bytes
     }
 
-    /// The rule that was planned under.
+    /// The packing rule of `cuMemAlloc` that was planned under.
     pub fn rule(&self) -> PackingRule {
         // Made from a rule, so the numbers fit together, unless someone wrote others into it.
         let rule = PackingRule::new(self.chunk_bytes, self.granularity_bytes);
@@ -209,7 +212,7 @@ impl fmt::Display for Summary {
         let rounding: u64 = peak.classes.iter().map(|class| class.rounding_bytes).sum();
         writeln!(
             f,
-            "at the resident peak {} are rounding and {} holes in chunks of small allocations",
+            "at the resident peak {} are rounding and {} holes between allocations",
             ByteSize(rounding),
             ByteSize(peak.hole_bytes)
         )?;

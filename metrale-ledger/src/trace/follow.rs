@@ -105,6 +105,7 @@ impl Follow {
     /// [`PlacementError`] where the allocator's model cannot place the allocation. The row is counted and changes nothing.
     pub fn row(&mut self, row: &Row) -> Result<Followed, PlacementError> {
         self.totals.rows += 1;
+        self.plan.set_stream(row.stream.unwrap_or(0));
         let is_null = row.pointer == 0;
         let (step, kind) = match row.action {
             Action::AllocateFailure => {
@@ -147,7 +148,12 @@ impl Follow {
             }
             Action::Synchronize => {
                 self.totals.synchronizes += 1;
-                (self.plan.synchronize(), None)
+                // Without a stream, it is the whole device.
+                let done = match row.stream {
+                    Some(stream) => self.plan.synchronize_stream(stream),
+                    None => self.plan.synchronize(),
+                };
+                (done, None)
             }
             Action::Trim => {
                 self.totals.synchronizes += 1;
