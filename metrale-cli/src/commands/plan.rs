@@ -67,7 +67,7 @@ fn plan(args: &PlanArgs, console: &mut Console<'_>) -> anyhow::Result<PlanReport
     };
     let orders = planned.plan.orders()?;
     Ok(PlanReport::new(planned.title, &planned.plan.summary(), orders, fit)
-        .from_allocator(planned.plan.allocator(), args)
+        .planned_for(planned.plan.allocator(), args)
         .listing(args.top)
         .of_log(planned.of_log))
 }

@@ -112,7 +112,7 @@ impl PlanReport {
     }
 
     /// With the allocator that was planned for.
-    pub(crate) fn from_allocator(mut self, allocator: Allocator, args: &PlanArgs) -> Self {
+    pub(crate) fn planned_for(mut self, allocator: Allocator, args: &PlanArgs) -> Self {
         (self.text.from, self.text.holes) = match allocator {
             Allocator::Pool => {
                 let gives_back = match args.release_threshold.0 {

@@ -27,6 +27,7 @@ pub(super) struct Created {
 struct Memory {
     live: Live,
     /// The handle that it was created with.
+    #[cfg_attr(not(feature = "trace"), allow(dead_code, reason = "only followers of logs ask for it"))]
     handle: u64,
     is_released: bool,
     mapping_count: u64,

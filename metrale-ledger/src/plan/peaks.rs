@@ -50,6 +50,7 @@ pub(super) struct Moment {
     /// What the allocations that are not packed take in any order of allocation.
     pub(super) any_order_bytes: u64,
     /// What was noted of the allocation that this operation made.
+    #[cfg_attr(not(feature = "trace"), allow(dead_code, reason = "only followers of logs ask for it"))]
     pub(super) note: u64,
 }
 
