@@ -37,6 +37,7 @@ mod device;
 mod error;
 mod orders;
 mod peaks;
+mod pool;
 mod summary;
 
 use std::fmt;
@@ -53,6 +54,7 @@ use device::{Device, Place};
 pub use error::PlanError;
 pub use orders::{Order, Orders};
 use peaks::{Allocation, Moment, Peaks};
+pub use pool::Synchronize;
 pub use summary::{Holder, Peak, SizeClass, Summary};
 
 /// Names an allocation in a plan while it is live: a pointer of a log, the number of a tensor.
@@ -77,16 +79,6 @@ struct Live {
     label: u32,
     /// What a log's reader notes of it.
     note: u64,
-}
-
-/// When a planned program synchronises with the device. Only then does a pool give memory back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Synchronize {
-    /// After each operation.
-    #[default]
-    AfterEach,
-    /// Only where the plan is [told](Plan::synchronize).
-    WhenTold,
 }
 
 /// An allocation to be planned.
@@ -154,20 +146,6 @@ impl Plan {
         self
     }
 
-    /// The same plan, with a pool that keeps so many bytes at a synchronisation, used or not. A fresh pool keeps none.
-    #[must_use]
-    pub fn release_threshold_bytes(mut self, bytes: u64) -> Self {
-        self.device.set_release_threshold(bytes);
-        self
-    }
-
-    /// The same plan, with another rule for when the program synchronises.
-    #[must_use]
-    pub fn synchronizing(mut self, when: Synchronize) -> Self {
-        self.synchronize = when;
-        self
-    }
-
     /// Whose memory [`alloc`](Self::alloc) plans.
     pub fn allocator(&self) -> Allocator {
         self.allocator
@@ -210,8 +188,8 @@ impl Plan {
         let label = label.map_or(0, |label| self.intern(label));
         self.allocations += 1;
         self.requested_bytes = self.requested_bytes.saturating_add(bytes);
-        // The sum is at most the resident one, which 64 bits hold: in an arena only the granularity rounds.
-        self.arena_bytes += self.in_arena(bytes);
+        // The sum is at most the resident one, which 64 bits hold.
+        self.arena_bytes += self.in_arena(bytes, reserved);
         self.arena_peak_bytes = self.arena_peak_bytes.max(self.arena_bytes);
         self.peaks.add(Allocation { label, bytes, reserved, is_packed: matches!(place, Place::Packed(_)) });
         Ok(Live { place, label, note })
@@ -265,7 +243,7 @@ impl Plan {
     fn end(&mut self, old: Live) -> u64 {
         let Live { place, label, .. } = old;
         let (bytes, reserved) = self.device.free(place);
-        self.arena_bytes -= self.in_arena(bytes);
+        self.arena_bytes -= self.in_arena(bytes, reserved);
         self.peaks.remove(Allocation {
             label,
             bytes,
@@ -300,33 +278,9 @@ impl Plan {
         self.done()
     }
 
-    /// Sets the stream in whose order the next operations are done; 0 at first. Only a pool looks at it: it gives out what was
-    /// freed on the same stream before the program synchronises.
-    pub fn set_stream(&mut self, stream: u64) {
-        self.device.stream = stream;
-    }
-
-    /// Plans a synchronisation with the device: the pool gives back what nothing uses, down to its release threshold.
-    pub fn synchronize(&mut self) -> Step {
-        self.device.synchronize();
-        self.pass()
-    }
-
-    /// Plans a synchronisation with one stream.
-    pub fn synchronize_stream(&mut self, stream: u64) -> Step {
-        self.device.synchronize_stream(stream);
-        self.pass()
-    }
-
-    /// Plans `cuMemPoolTrimTo`: the pool gives back what nothing uses, down to `keep_bytes`.
-    pub fn trim(&mut self, keep_bytes: u64) -> Step {
-        self.device.trim(keep_bytes);
-        self.pass()
-    }
-
     /// Ends an operation.
     fn done(&mut self) -> Step {
-        if self.synchronize == Synchronize::AfterEach {
+        if self.synchronize == Synchronize::AfterEach && self.device.pool().reserved_bytes() > 0 {
             self.device.synchronize();
         }
         self.last()
@@ -351,16 +305,6 @@ impl Plan {
     /// Bytes the device would keep now.
     pub fn resident_bytes(&self) -> u64 {
         self.device.resident_bytes()
-    }
-
-    /// Bytes live in the pool, as asked for: `CU_MEMPOOL_ATTR_USED_MEM_CURRENT`.
-    pub fn pool_used_bytes(&self) -> u64 {
-        self.device.pool().used_bytes()
-    }
-
-    /// Bytes that the pool keeps: `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`. They are part of the resident ones.
-    pub fn pool_reserved_bytes(&self) -> u64 {
-        self.device.pool().reserved_bytes()
     }
 
     /// The highest live bytes so far.
@@ -400,9 +344,10 @@ impl Plan {
         self.operations - 1
     }
 
-    fn in_arena(&self, bytes: u64) -> u64 {
-        // What a model has placed, rounded by it to at least this, cannot overflow here.
-        bytes.next_multiple_of(self.rule().granularity_bytes())
+    /// What an arena holds for an allocation: in it only the granularity rounds, and never to more than its allocator keeps.
+    fn in_arena(&self, bytes: u64, reserved: u64) -> u64 {
+        let rounded = bytes.checked_next_multiple_of(self.rule().granularity_bytes());
+        rounded.map_or(reserved, |rounded| rounded.min(reserved))
     }
 
     fn intern(&mut self, label: &str) -> u32 {

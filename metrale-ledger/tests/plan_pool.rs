@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Plans from the stream-ordered pool against rows recorded on an H200 (driver 580.159.04).
 
+use std::collections::BTreeMap;
 use std::io::Read;
 
+use metrale_ledger::placement::pool::{Pool, PoolRule};
+use metrale_ledger::placement::{Placement, PlacementId};
 use metrale_ledger::plan::{Allocator, Plan, PlanError, Step, Synchronize};
+use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
 /// The pool's physical memory comes in pieces of this many bytes.
@@ -108,4 +112,61 @@ fn what_a_pool_cannot_place_changes_nothing() {
     }
     assert_eq!((plan.live_bytes(), plan.resident_bytes(), plan.live_count()), (512, PIECE, 1));
     assert_eq!(plan.alloc(2, 0, None).unwrap().live_bytes, 512, "one of no bytes takes nothing");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(128) })]
+
+    /// Each allocator's memory is that of its model alone, and the peaks are the fullest moments of the sums.
+    #[test]
+    fn allocators_side_by_side_are_each_as_alone(
+        ops in prop::collection::vec((0..12u64, prop_oneof![0..3000u64, 0..3 * MIB, 0..80 * MIB], 0..3usize), 1..80)
+    ) {
+        let mut plan = Plan::h200();
+        let (mut packed, mut pool, mut created) = (Placement::h200(), Pool::new(PoolRule::H200), 0);
+        let whole = |bytes: u64| bytes.next_multiple_of(2 * MIB);
+        let mut live: BTreeMap<u64, (u64, usize, Option<PlacementId>)> = BTreeMap::new();
+        let mut fullest = ((0, 0, 0), None, [0; 3]);
+        for (i, (id, bytes, from)) in ops.into_iter().enumerate() {
+            match live.remove(&id) {
+                Some((bytes, from, place)) => {
+                    match (from, place) {
+                        (0, Some(place)) => drop(packed.free(place).unwrap()),
+                        (1, Some(place)) => pool.free(0, place).unwrap(),
+                        _ => created -= if from == 2 { whole(bytes) } else { 0 },
+                    }
+                    plan.free(id).unwrap();
+                }
+                None => {
+                    let place = match from {
+                        _ if bytes == 0 => None,
+                        0 => Some(packed.alloc(bytes).unwrap().id),
+                        1 => Some(pool.alloc(0, bytes).unwrap().id),
+                        _ => {
+                            created += whole(bytes);
+                            None
+                        }
+                    };
+                    live.insert(id, (bytes, from, place));
+                    plan = plan.allocating_from(Allocator::ALL[from]);
+                    plan.alloc(id, bytes, Some(Allocator::ALL[from].name())).unwrap();
+                }
+            }
+            pool.synchronize_all();
+            let resident = packed.resident_bytes() + pool.reserved_bytes() + created;
+            let sum: u64 = live.values().map(|l| l.0).sum();
+            prop_assert_eq!((plan.resident_bytes(), plan.live_bytes()), (resident, sum));
+            if (resident, sum, live.len()) > fullest.0 {
+                let by = [0, 1, 2].map(|from| live.values().filter(|l| l.1 == from).map(|l| l.0).sum::<u64>());
+                fullest = ((resident, sum, live.len()), Some(i as u64), by);
+            }
+        }
+        let peak = plan.summary().peak_resident;
+        prop_assert_eq!((peak.bytes, peak.operation), (fullest.0.0, fullest.1));
+        for holder in &peak.holders {
+            let from = Allocator::ALL.iter().position(|from| holder.label.as_deref() == Some(from.name()));
+            prop_assert_eq!(holder.bytes, fullest.2[from.unwrap()]);
+        }
+        prop_assert_eq!(peak.holders.iter().map(|holder| holder.count).sum::<u64>(), fullest.0.2 as u64);
+    }
 }

@@ -90,8 +90,12 @@ impl Device {
                 (Place::Packed(placed.id), placed.reserved_bytes)
             }
             Allocator::Pool => {
-                // Asked before: the pool keeps what it has taken, even if the allocation is freed again.
-                self.check(from, bytes)?;
+                // An allocation touches at most two pieces in part. Where even that cannot pass 64 bits, nothing need be checked;
+                // afterwards is too late, because the pool keeps what it has taken.
+                let most = bytes.saturating_add(2 * self.pool.rule().piece_bytes());
+                if self.resident_bytes().checked_add(most).is_none() {
+                    self.check(from, bytes)?;
+                }
                 let placed = self.pool.alloc(self.stream, bytes)?;
                 self.pooled_bytes += placed.rounded_bytes;
                 (Place::Pooled(placed.id), placed.rounded_bytes)
