@@ -1,33 +1,34 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whether this machine has the memory for what a software device is to hold: what is copied to one lies here.
+//! Checks that this machine has the memory for what is copied to a software device, which keeps it here.
 
 use metrale_cuda_backend::MetraleCudaBackend;
 use metrale_cuda_backend::memory::MemInfo;
 use metrale_ledger::ByteSize;
 
-/// More data for a software device than this machine has memory: going on would end the process without a word.
+/// More data for a software device than this machine has memory. The system would kill the process without a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the software device keeps what is copied to it in this machine's memory, and of the {} to be copied {} are available: \
      load on a GPU (--driver system), on a machine with more memory, or ask `metrale plan`, which reads only the headers",
     ByteSize(self.needed_bytes), ByteSize(self.available_bytes)
 )]
-pub struct NoHostRoom {
+pub struct NotEnoughHostMemory {
     /// Bytes of data that the device would take.
     pub needed_bytes: u64,
     /// Bytes that the host says are available.
     pub available_bytes: u64,
 }
 
-/// Refuses to copy `bytes` to a software device on a machine that has less. Where the machine does not say, all goes.
+/// Refuses to copy `bytes` to a software device on a machine that has less. Nothing is refused where the machine does not say
+/// how much it has.
 ///
 /// # Errors
-/// [`NoHostRoom`].
-pub(crate) fn check(backend: &MetraleCudaBackend, bytes: u64) -> Result<(), NoHostRoom> {
+/// [`NotEnoughHostMemory`].
+pub(crate) fn check(backend: &MetraleCudaBackend, bytes: u64) -> Result<(), NotEnoughHostMemory> {
     if !backend.driver().source().starts_with("software") {
         return Ok(());
     }
-    // What the device has no room for is not copied either: that ends with the device's own answer.
+    // More than the device has is not copied: that ends with the device's own out-of-memory error.
     let needed_bytes = bytes.min(backend.total_memory());
     match MemInfo::of_this_machine().ok().and_then(|info| info.available_bytes) {
         Some(available_bytes) => compare(needed_bytes, available_bytes),
@@ -35,8 +36,12 @@ pub(crate) fn check(backend: &MetraleCudaBackend, bytes: u64) -> Result<(), NoHo
     }
 }
 
-fn compare(needed_bytes: u64, available_bytes: u64) -> Result<(), NoHostRoom> {
-    if needed_bytes <= available_bytes { Ok(()) } else { Err(NoHostRoom { needed_bytes, available_bytes }) }
+fn compare(needed_bytes: u64, available_bytes: u64) -> Result<(), NotEnoughHostMemory> {
+    if needed_bytes <= available_bytes {
+        Ok(())
+    } else {
+        Err(NotEnoughHostMemory { needed_bytes, available_bytes })
+    }
 }
 
 #[cfg(test)]
