@@ -43,13 +43,6 @@ impl LedgerWriter {
         })
     }
 
-    /// Writes down device memory that the driver has just given in a page that is on the ledger, and so by the context whose
-    /// ledger it is. False, and nothing written, where that cannot be told so.
-    #[inline]
-    pub(crate) fn record_beside(&self, addr: u64, bytes: usize, site: &'static Location<'static>) -> bool {
-        KEEPS_LEDGER && self.ledger.record_beside(addr, bytes, site).is_some()
-    }
-
     /// Takes an address off before the driver frees it, under the caller's line. `None` where no ledger is kept, and so
     /// nothing is known of any address.
     #[inline]

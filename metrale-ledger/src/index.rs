@@ -135,7 +135,7 @@ impl AddressSpace {
         self.others.insert(new.addr, new);
         if let Some(extent) = extent {
             self.longest = self.longest.max(extent.last - extent.first);
-            for number in extent.end_pages() {
+            for number in extent.end_pages().filter(|_| !touch.is_none()) {
                 page_mut(&mut self.pages, &mut self.idle, number).add(touch, &mut self.counts);
             }
             self.counts.add(extent.pages_between(), touch);
@@ -181,7 +181,7 @@ impl AddressSpace {
             return Some(gone);
         };
         let touch = Touch::of(&gone);
-        for number in extent.end_pages() {
+        for number in extent.end_pages().filter(|_| !touch.is_none()) {
             let page = page_mut(&mut self.pages, &mut self.idle, number);
             page.subtract(touch, &mut self.counts);
             self.idle += usize::from(page.is_idle());

@@ -34,6 +34,11 @@ impl Touch {
             is_small: allocation.is_small(),
         }
     }
+
+    /// Whether it touches none, as large managed memory.
+    pub(crate) fn is_none(self) -> bool {
+        !(self.is_device || self.is_arena || self.is_small)
+    }
 }
 
 impl PageCounts {

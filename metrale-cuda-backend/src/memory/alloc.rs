@@ -7,7 +7,6 @@
 //! free:   ledger forgets (or says what is wrong) -> bands checked -> driver frees
 //!                                                 `- refused: bound? the record is restored, marked
 //! ```
-//! Most small allocations take the short path of [`small`](super::small).
 
 use std::panic::Location;
 
@@ -49,6 +48,18 @@ pub struct FreeError {
 }
 
 impl MetraleCudaBackend {
+    /// See [`GpuBackend::alloc`](crate::GpuBackend::alloc).
+    #[track_caller]
+    pub fn alloc(&self, bytes: usize) -> Result<DevicePtr> {
+        self.alloc_kind(bytes, AllocKind::Device, Location::caller())
+    }
+
+    /// See [`GpuBackend::free`](crate::GpuBackend::free).
+    #[track_caller]
+    pub fn free(&self, ptr: DevicePtr) -> Result<()> {
+        self.free_kind(ptr, AllocKind::Device, "free")
+    }
+
     /// See [`GpuBackend::alloc_managed`](crate::GpuBackend::alloc_managed).
     #[track_caller]
     pub fn alloc_managed(&self, bytes: usize) -> Result<DevicePtr> {

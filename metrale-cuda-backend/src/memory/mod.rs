@@ -17,7 +17,6 @@ mod packed_arena;
 mod peer;
 mod pinned;
 mod pinned_table;
-mod small;
 mod upload;
 
 // Decisions that need no driver.
@@ -58,4 +57,3 @@ pub use watchdog::{
 pub(crate) use cost::{Cost, Costs};
 pub(crate) use free::{Polling, memory_info_of};
 pub(crate) use pinned_table::PinnedTable;
-pub(crate) use small::small_most;
