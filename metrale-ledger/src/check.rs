@@ -33,12 +33,12 @@ pub(crate) fn fail(what: &str, shown: &[LiveAllocation], ledger: &Arc<Shared>) -
     if shown.len() > NAMED {
         let _ = writeln!(text, "  and {} more", shown.len() - NAMED);
     }
-    panic!("{text}{}", ledger.snapshot(false).report(ROWS, 0));
+    panic!("{text}{}", ledger.ask(|state| state.snapshot(false)).report(ROWS, 0));
 }
 
 #[track_caller]
 pub(crate) fn assert_nothing_live(ledger: &Arc<Shared>) {
-    let left = ledger.live_where(|record| record.kind != AllocKind::Padding);
+    let left = ledger.ask(|state| state.live_where(|record| record.kind != AllocKind::Padding));
     if !left.is_empty() {
         fail(&format!("{} still live", allocations(left.len() as u64)), &left, ledger);
     }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::record::AllocKind;
-use crate::snapshot::{Site, Snapshot};
+use crate::snapshot::{Site, Snapshot, gather};
 
 impl Snapshot {
     /// What happened from `before` to this snapshot. Parts of arenas are left out: their arenas' bytes say what they take.
@@ -123,16 +123,26 @@ pub struct SnapshotDiff {
 impl SnapshotDiff {
     /// Changes of sweepable allocations by call site, largest first, then by name.
     pub fn by_site(&self) -> Vec<SiteChange> {
-        let rows = gather_changes(self.sweepable(), |group| &group.site);
-        rows.into_iter().map(|(site, bytes, count)| SiteChange { site: site.clone(), bytes, count }).collect()
+        let rows =
+            gather(self.sweepable().map(|group| (&group.site, group.bytes.into(), group.count.into())));
+        rows.map(|(site, bytes, count)| SiteChange {
+            site: site.clone(),
+            bytes: clamp(bytes),
+            count: clamp(count),
+        })
+        .collect()
     }
 
     /// Changes of sweepable allocations by scope, largest first, then by name.
     pub fn by_scope(&self) -> Vec<LabelChange> {
-        let rows = gather_changes(self.sweepable(), |group| &group.scope);
-        rows.into_iter()
-            .map(|(label, bytes, count)| LabelChange { label: label.clone(), bytes, count })
-            .collect()
+        let rows =
+            gather(self.sweepable().map(|group| (&group.scope, group.bytes.into(), group.count.into())));
+        rows.map(|(label, bytes, count)| LabelChange {
+            label: label.clone(),
+            bytes: clamp(bytes),
+            count: clamp(count),
+        })
+        .collect()
     }
 
     fn sweepable(&self) -> impl Iterator<Item = &GroupChange> {
@@ -142,23 +152,4 @@ impl SnapshotDiff {
 
 fn clamp(value: i128) -> i64 {
     value.clamp(i64::MIN.into(), i64::MAX.into()) as i64
-}
-
-fn gather_changes<'a, K: Ord>(
-    groups: impl Iterator<Item = &'a GroupChange>,
-    key: impl Fn(&'a GroupChange) -> &'a K,
-) -> Vec<(&'a K, i64, i64)> {
-    let mut sums = BTreeMap::new();
-    for group in groups {
-        let (bytes, count) = sums.entry(key(group)).or_insert((0i64, 0i64));
-        *bytes = bytes.saturating_add(group.bytes);
-        *count = count.saturating_add(group.count);
-    }
-    let mut rows: Vec<_> = sums
-        .into_iter()
-        .filter(|&(_, change)| change != (0, 0))
-        .map(|(key, (bytes, count))| (key, bytes, count))
-        .collect();
-    rows.sort_by_key(|&(_, bytes, _)| std::cmp::Reverse(bytes.unsigned_abs()));
-    rows
 }

@@ -37,11 +37,9 @@ pub struct Event {
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verb = match self.kind {
-            EventKind::Recorded => "recorded",
-            EventKind::Restored => "restored",
-            EventKind::Gone(FreedBy::Free) => "freed",
-            EventKind::Gone(FreedBy::Drain) => "swept",
-            EventKind::Gone(FreedBy::Displaced) => "displaced",
+            EventKind::Recorded => "recorded".to_owned(),
+            EventKind::Restored => "restored".to_owned(),
+            EventKind::Gone(how) => how.to_string(),
         };
         write!(f, "{} {verb} {} at {}", self.number, self.allocation, self.at)
     }

@@ -138,7 +138,7 @@ impl AddressSpace {
             for number in extent.end_pages().filter(|_| !touch.is_none()) {
                 page_mut(&mut self.pages, &mut self.idle, number).add(touch, &mut self.counts);
             }
-            self.counts.add(extent.pages_between(), touch);
+            self.counts.change(extent.pages_between(), touch, u64::wrapping_add);
         }
         Ok(with)
     }
@@ -186,7 +186,7 @@ impl AddressSpace {
             page.subtract(touch, &mut self.counts);
             self.idle += usize::from(page.is_idle());
         }
-        self.counts.subtract(extent.pages_between(), touch);
+        self.counts.change(extent.pages_between(), touch, u64::wrapping_sub);
         Some(gone)
     }
 

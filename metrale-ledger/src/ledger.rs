@@ -18,88 +18,59 @@ use crate::sub_range::{SubRange, SubRangeError};
 /// Frees that a ledger remembers unless told otherwise.
 const TOMBSTONES: usize = 1024;
 
+/// Reads of one of the [`Totals`](crate::Totals) each, by its name.
+macro_rules! totals {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        $($(#[$doc])* pub fn $name(&self) -> usize { self.shared.totals().$name as usize })*
+    };
+}
+
 /// The reads that a ledger and a probe have in common.
 macro_rules! reads {
     ($type:ident) => {
         impl $type {
-            /// Bytes of live device and managed allocations, as their callers asked for them.
-            pub fn live_bytes(&self) -> usize {
-                self.shared.totals().live_bytes as usize
-            }
-
-            /// Number of live device and managed allocations.
-            pub fn live_count(&self) -> usize {
-                self.shared.totals().live_count as usize
-            }
-
-            /// The highest [`live_bytes`](Self::live_bytes) so far.
-            pub fn peak_bytes(&self) -> usize {
-                self.shared.totals().peak_bytes as usize
-            }
-
-            /// Bytes the driver keeps for the live device allocations: the distinct 2 MiB pages they touch. Exact after
-            /// every operation. Costs a few atomic loads; while live allocations overlap, which no driver lets happen, a look
-            /// at each of them.
-            pub fn resident_bytes(&self) -> usize {
-                self.shared.totals().resident_bytes as usize
-            }
-
-            /// What the driver keeps beyond what was asked for: [`resident_bytes`](Self::resident_bytes) less the bytes of
-            /// live device allocations and of their padding, of one moment. Costs as that does.
-            pub fn slack_bytes(&self) -> usize {
-                self.shared.totals().slack_bytes as usize
-            }
-
-            /// [`chunk_slack`](crate::chunk_slack) of the [live allocations](Self::live_allocations): what the chunks of small
-            /// ones hold beyond them. Costs as [`resident_bytes`](Self::resident_bytes) does.
-            pub fn chunk_slack_bytes(&self) -> usize {
-                self.shared.totals().chunk_slack_bytes as usize
-            }
-
-            /// The highest [`resident_bytes`](Self::resident_bytes) so far (seen at reads and at the peak only, from when an
-            /// allocation is recorded that overlaps another until it is gone).
-            pub fn peak_resident_bytes(&self) -> usize {
-                self.shared.totals().peak_resident_bytes as usize
-            }
-
-            /// Bytes of live arenas, which the live totals leave out.
-            pub fn arena_bytes(&self) -> usize {
-                self.shared.totals().arena_bytes as usize
-            }
-
-            /// Number of live arenas.
-            pub fn arena_count(&self) -> usize {
-                self.shared.totals().arena_count as usize
-            }
-
-            /// Bytes of the distinct pages that arenas touch and no other device allocation does.
-            pub fn arena_resident_bytes(&self) -> usize {
-                self.shared.totals().arena_resident_bytes as usize
-            }
-
-            /// Bytes of live pinned host memory, which the live totals leave out.
-            pub fn pinned_bytes(&self) -> usize {
-                self.shared.totals().pinned_bytes as usize
-            }
-
-            /// Number of live pinned allocations.
-            pub fn pinned_count(&self) -> usize {
-                self.shared.totals().pinned_count as usize
-            }
-
-            /// Bytes of live padding, which the live totals leave out and the residency counts.
-            pub fn padding_bytes(&self) -> usize {
-                self.shared.totals().padding_bytes as usize
+            totals! {
+                /// Bytes of live device and managed allocations, as their callers asked for them.
+                live_bytes,
+                /// Number of live device and managed allocations.
+                live_count,
+                /// The highest [`live_bytes`](Self::live_bytes) so far.
+                peak_bytes,
+                /// Bytes the driver keeps for the live device allocations: the distinct 2 MiB pages they touch. Exact after
+                /// every operation. Costs a few atomic loads; while live allocations overlap, which no driver lets happen, a look
+                /// at each of them.
+                resident_bytes,
+                /// What the driver keeps beyond what was asked for: [`resident_bytes`](Self::resident_bytes) less the bytes of
+                /// live device allocations and of their padding, of one moment. Costs as that does.
+                slack_bytes,
+                /// [`chunk_slack`](crate::chunk_slack) of the [live allocations](Self::live_allocations): what the chunks of small
+                /// ones hold beyond them. Costs as [`resident_bytes`](Self::resident_bytes) does.
+                chunk_slack_bytes,
+                /// The highest [`resident_bytes`](Self::resident_bytes) so far (seen at reads and at the peak only, from when an
+                /// allocation is recorded that overlaps another until it is gone).
+                peak_resident_bytes,
+                /// Bytes of live arenas, which the live totals leave out.
+                arena_bytes,
+                /// Number of live arenas.
+                arena_count,
+                /// Bytes of the distinct pages that arenas touch and no other device allocation does.
+                arena_resident_bytes,
+                /// Bytes of live pinned host memory, which the live totals leave out.
+                pinned_bytes,
+                /// Number of live pinned allocations.
+                pinned_count,
+                /// Bytes of live padding, which the live totals leave out and the residency counts.
+                padding_bytes,
             }
 
             /// Every live device and managed allocation, base address and record, in order of creation.
             pub fn live_allocations(&self) -> Vec<(u64, AllocRecord)> {
-                self.shared.allocations(AllocKind::is_sweepable)
+                self.shared.ask(|state| state.allocations(AllocKind::is_sweepable))
             }
 
             /// Every live allocation of one kind, base address and record, in order of creation.
             pub fn allocations_of(&self, kind: AllocKind) -> Vec<(u64, AllocRecord)> {
-                self.shared.allocations(|k| k == kind)
+                self.shared.ask(|state| state.allocations(|of| of == kind))
             }
 
             /// What is known of an address: live (even in the middle of an allocation), freed, or unknown. Device addresses
@@ -123,7 +94,7 @@ macro_rules! reads {
             /// Holds others up for as long as it takes to copy what each line in each scope holds, not for a look at every
             /// live allocation.
             pub fn snapshot(&self) -> Snapshot {
-                self.shared.snapshot(false)
+                self.shared.ask(|state| state.snapshot(false))
             }
 
             /// The moment of the last peak of [`live_bytes`](Self::live_bytes), as a snapshot taken there would be: totals,
@@ -131,7 +102,7 @@ macro_rules! reads {
             ///
             /// No history is kept for it: a group keeps its value of the last peak when it first changes after that.
             pub fn peak_snapshot(&self) -> Snapshot {
-                self.shared.snapshot(true)
+                self.shared.ask(|state| state.snapshot(true))
             }
 
             /// The last events, oldest first, as many as [`Ledger::keep_events`] was told to keep; none unless it was.
@@ -224,8 +195,7 @@ impl Ledger {
     ///   each page once;
     /// - one at null, without bytes, or past the end of the address space is counted as it is (the last up to the end).
     pub fn record(&self, addr: u64, bytes: usize, site: &'static Location<'static>) -> Recorded {
-        let scope = scope::current(&self.shared);
-        self.shared.record(addr, bytes, site, AllocKind::Device, scope)
+        self.record_as(addr, bytes, site, AllocKind::Device)
     }
 
     /// [`record`](Self::record) for memory of any kind.
@@ -237,14 +207,14 @@ impl Ledger {
         kind: AllocKind,
     ) -> Recorded {
         let scope = scope::current(&self.shared);
-        self.shared.record(addr, bytes, site, kind, scope)
+        self.shared.change(|state| state.record(addr, bytes, site, kind, scope))
     }
 
     /// Takes a device or managed allocation off the ledger. Call it *before* the driver's free: the driver may hand the
     /// address to another thread at once. None where `addr` is no base of one; [`try_forget`](Self::try_forget) says why.
     #[track_caller]
     pub fn forget(&self, addr: u64) -> Option<AllocRecord> {
-        self.shared.forget(addr, AllocKind::Device, Location::caller()).ok()
+        self.forget_as(addr, AllocKind::Device, Location::caller()).ok()
     }
 
     /// [`forget`](Self::forget) that says why not. The caller's source line is remembered as that of the free.
@@ -253,7 +223,7 @@ impl Ledger {
     /// [`ForgetError`]: double free, interior pointer, foreign pointer, another kind of memory, null.
     #[track_caller]
     pub fn try_forget(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
-        self.shared.forget(addr, AllocKind::Device, Location::caller())
+        self.forget_as(addr, AllocKind::Device, Location::caller())
     }
 
     /// Takes an arena off the ledger.
@@ -262,7 +232,7 @@ impl Ledger {
     /// As [`try_forget`](Self::try_forget).
     #[track_caller]
     pub fn try_forget_arena(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
-        self.shared.forget(addr, AllocKind::Arena, Location::caller())
+        self.forget_as(addr, AllocKind::Arena, Location::caller())
     }
 
     /// Puts a named part of an arena on the ledger: `bytes` bytes from `offset_bytes` on. It shows under its arena in reports,
@@ -299,7 +269,7 @@ impl Ledger {
     /// As [`try_forget`](Self::try_forget).
     #[track_caller]
     pub fn try_forget_pinned(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
-        self.shared.forget(addr, AllocKind::Pinned, Location::caller())
+        self.forget_as(addr, AllocKind::Pinned, Location::caller())
     }
 
     /// Takes padding off the ledger, by its first address.
@@ -308,7 +278,16 @@ impl Ledger {
     /// As [`try_forget`](Self::try_forget).
     #[track_caller]
     pub fn try_forget_padding(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
-        self.shared.forget(addr, AllocKind::Padding, Location::caller())
+        self.forget_as(addr, AllocKind::Padding, Location::caller())
+    }
+
+    fn forget_as(
+        &self,
+        addr: u64,
+        kind: AllocKind,
+        freed_at: &'static Location<'static>,
+    ) -> Result<AllocRecord, ForgetError> {
+        self.shared.change(|state| state.forget(addr, kind, freed_at))
     }
 
     /// Puts back what was just taken off, since the driver refused to free it. The record keeps its index, scope and site,

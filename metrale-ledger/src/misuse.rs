@@ -19,23 +19,13 @@ pub enum FreedBy {
     Displaced,
 }
 
-impl FreedBy {
-    /// What an error says of a second free.
-    fn before(self) -> &'static str {
-        match self {
-            Self::Free => "freed before",
-            Self::Drain => "swept before",
-            Self::Displaced => "gone before, as another allocation was recorded over it",
-        }
-    }
-}
-
-/// What lives where a double free was, in an error's text.
-struct Inside<'a>(Option<&'a LiveAllocation>);
-
-impl fmt::Display for Inside<'_> {
+impl fmt::Display for FreedBy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |live| write!(f, "; the address now lies inside {live}"))
+        f.write_str(match self {
+            Self::Free => "freed",
+            Self::Drain => "swept",
+            Self::Displaced => "displaced",
+        })
     }
 }
 
@@ -54,12 +44,7 @@ pub struct FreedAllocation {
 
 impl fmt::Display for FreedAllocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let verb = match self.how {
-            FreedBy::Free => "freed",
-            FreedBy::Drain => "swept",
-            FreedBy::Displaced => "displaced",
-        };
-        write!(f, "{:#x} ({}), {verb} at {}", self.addr, self.record, self.freed_at)
+        write!(f, "{:#x} ({}), {} at {}", self.addr, self.record, self.how, self.freed_at)
     }
 }
 
@@ -71,7 +56,7 @@ pub enum ForgetError {
     #[error("null is no allocation: there is nothing to free")]
     Null,
     /// It was live once and is not now.
-    #[error("{:#x} is not live: {} at {}; it was {}{}", freed.addr, freed.how.before(), freed.freed_at, freed.record, Inside(now_inside.as_deref()))]
+    #[error("{:#x} is not live: {} before at {}; it was {}{}", freed.addr, freed.how, freed.freed_at, freed.record, now_inside.as_ref().map_or_else(String::new, |live| format!("; the address now lies inside {live}")))]
     DoubleFree {
         /// The allocation and its first free.
         freed: Box<FreedAllocation>,

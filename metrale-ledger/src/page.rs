@@ -42,16 +42,10 @@ impl Touch {
 }
 
 impl PageCounts {
-    /// Counts so many pages that only one allocation touches.
-    pub(crate) fn add(&mut self, pages: u64, touch: Touch) {
-        self.device = self.device.wrapping_add(pages * u64::from(touch.is_device));
-        self.arena_only = self.arena_only.wrapping_add(pages * u64::from(touch.is_arena));
-    }
-
-    /// Takes them off again.
-    pub(crate) fn subtract(&mut self, pages: u64, touch: Touch) {
-        self.device = self.device.wrapping_sub(pages * u64::from(touch.is_device));
-        self.arena_only = self.arena_only.wrapping_sub(pages * u64::from(touch.is_arena));
+    /// Adds (or subtracts, as `step` does) so many pages that only one allocation touches.
+    pub(crate) fn change(&mut self, pages: u64, touch: Touch, step: fn(u64, u64) -> u64) {
+        self.device = step(self.device, pages * u64::from(touch.is_device));
+        self.arena_only = step(self.arena_only, pages * u64::from(touch.is_arena));
     }
 }
 
@@ -134,39 +128,40 @@ impl Page {
 
     /// Counts an allocation that touches this page.
     pub(crate) fn add(&mut self, touch: Touch, counts: &mut PageCounts) {
-        let step = |pages: &mut u64, is_first: bool| *pages = pages.wrapping_add(is_first.into());
-        if touch.is_device {
-            step(&mut counts.device, self.device == 0);
-            if self.device == 0 && self.arena > 0 {
-                counts.arena_only = counts.arena_only.wrapping_sub(1);
-            }
-            self.device += 1;
-        } else if touch.is_arena {
-            step(&mut counts.arena_only, self.arena == 0 && self.device == 0);
-            self.arena += 1;
-        }
-        if touch.is_small {
-            step(&mut counts.small, self.small == 0);
-            self.small += 1;
-        }
+        let is_first = |touches: &mut u32| {
+            *touches += 1;
+            *touches == 1
+        };
+        self.change(touch, counts, is_first, u64::wrapping_add, u64::wrapping_sub);
     }
 
     /// Takes it off again.
     pub(crate) fn subtract(&mut self, touch: Touch, counts: &mut PageCounts) {
-        let step = |pages: &mut u64, is_last: bool| *pages = pages.wrapping_sub(is_last.into());
-        if touch.is_device {
-            self.device -= 1;
-            step(&mut counts.device, self.device == 0);
-            if self.device == 0 && self.arena > 0 {
-                counts.arena_only = counts.arena_only.wrapping_add(1);
-            }
-        } else if touch.is_arena {
-            self.arena -= 1;
-            step(&mut counts.arena_only, self.arena == 0 && self.device == 0);
+        let was_last = |touches: &mut u32| {
+            *touches -= 1;
+            *touches == 0
+        };
+        self.change(touch, counts, was_last, u64::wrapping_sub, u64::wrapping_add);
+    }
+
+    /// `step` counts a touch and says whether the page now counts, or no longer does; `more` and `less` then change the counts.
+    fn change(
+        &mut self,
+        touch: Touch,
+        counts: &mut PageCounts,
+        step: impl Fn(&mut u32) -> bool,
+        more: impl Fn(u64, u64) -> u64,
+        less: impl Fn(u64, u64) -> u64,
+    ) {
+        if touch.is_device && step(&mut self.device) {
+            counts.device = more(counts.device, 1);
+            counts.arena_only = less(counts.arena_only, (self.arena > 0).into());
         }
-        if touch.is_small {
-            self.small -= 1;
-            step(&mut counts.small, self.small == 0);
+        if touch.is_arena && step(&mut self.arena) {
+            counts.arena_only = more(counts.arena_only, (self.device == 0).into());
+        }
+        if touch.is_small && step(&mut self.small) {
+            counts.small = more(counts.small, 1);
         }
     }
 

@@ -86,16 +86,6 @@ impl<T: Copy, const N: usize> Held<T, N> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn of_equal_heights_the_first_is_the_peak() {
-        let mut peak = Peak::default();
-        assert!(peak.raise((5, 1)) && !peak.raise((5, 1)) && !peak.raise((4, 9)));
-        assert_eq!((peak.height(), peak.number()), ((5, 1), 1));
-        assert!(peak.raise((5, 2)), "the second figure counts where the first is equal");
-        peak.reset((1, 0));
-        assert_eq!((peak.height(), peak.number()), ((1, 0), 3));
-    }
-
     /// The table in the file's head: totals 10, 25, 20, 22, changed by A, B, A, A.
     #[test]
     fn a_holder_keeps_its_value_of_the_peak() {

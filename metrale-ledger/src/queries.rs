@@ -103,6 +103,12 @@ impl State {
         live
     }
 
+    /// Those of the kinds that fit, by base address.
+    pub(crate) fn allocations(&self, fits: impl Fn(AllocKind) -> bool) -> Vec<(u64, AllocRecord)> {
+        let live = self.live_where(|record| fits(record.kind));
+        live.into_iter().map(|live| (live.addr, live.record)).collect()
+    }
+
     /// The part of an arena that holds `addr`.
     pub(crate) fn part_at(&self, addr: u64) -> Option<&SubRange> {
         self.arenas.part_at(addr, self.has_overlaps())

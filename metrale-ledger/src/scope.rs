@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 use std::fmt;
-use std::marker::PhantomData;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::record::{AllocKind, AllocRecord, LiveAllocation};
@@ -12,25 +12,26 @@ use crate::text::Label;
 
 thread_local! {
     /// The scopes open on this thread, of all ledgers, innermost last.
-    static OPEN: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
+    static OPEN: RefCell<Vec<Rc<Frame>>> = const { RefCell::new(Vec::new()) };
 }
 
 struct Frame {
     /// The ledger's address, which no other ledger gets while a guard keeps this one alive.
-    ledger: usize,
+    ledger: *const Shared,
     scope: u32,
-    token: u64,
 }
 
 /// The label to record under, for a ledger: the innermost scope that this thread has open on it.
 pub(crate) fn current(ledger: &Arc<Shared>) -> Option<u32> {
-    if ledger.may_be_scoped() { innermost(ledger) } else { None }
-}
-
-fn innermost(ledger: &Arc<Shared>) -> Option<u32> {
-    let key = Arc::as_ptr(ledger) as usize;
+    if !ledger.may_be_scoped() {
+        return None;
+    }
+    let key = Arc::as_ptr(ledger);
     // A thread that is ending has no scopes left.
-    OPEN.try_with(|open| open.borrow().iter().rev().find(|f| f.ledger == key).map(|f| f.scope)).ok().flatten()
+    let innermost = |open: &RefCell<Vec<Rc<Frame>>>| {
+        open.borrow().iter().rev().find(|frame| frame.ledger == key).map(|frame| frame.scope)
+    };
+    OPEN.try_with(innermost).ok().flatten()
 }
 
 /// Keeps a label open on this thread until it is dropped; made by [`Ledger::scope`](crate::Ledger::scope).
@@ -40,24 +41,18 @@ fn innermost(ledger: &Arc<Shared>) -> Option<u32> {
 pub struct ScopeGuard {
     ledger: Arc<Shared>,
     label: Arc<str>,
-    token: u64,
+    frame: Rc<Frame>,
     /// The index of the first allocation that can be inside.
     first_index: u64,
-    _on_this_thread: PhantomData<*const ()>,
 }
 
 impl ScopeGuard {
     pub(crate) fn open(ledger: Arc<Shared>, label: &str) -> Self {
-        let parent = current(&ledger);
-        let (scope, label, first_index) = ledger.open_scope(parent, label);
-        // Unique among this thread's frames: above all of them.
-        let token = OPEN.try_with(|open| {
-            let mut open = open.borrow_mut();
-            let token = open.iter().map(|f| f.token).max().map_or(0, |t| t + 1);
-            open.push(Frame { ledger: Arc::as_ptr(&ledger) as usize, scope, token });
-            token
-        });
-        Self { ledger, label, token: token.unwrap_or(u64::MAX), first_index, _on_this_thread: PhantomData }
+        let (scope, label, first_index) = ledger.open_scope(current(&ledger), label);
+        let frame = Rc::new(Frame { ledger: Arc::as_ptr(&ledger), scope });
+        // On a thread that is ending nothing is labelled any more.
+        let _ = OPEN.try_with(|open| open.borrow_mut().push(Rc::clone(&frame)));
+        Self { ledger, label, frame, first_index }
     }
 
     /// The whole label, outer scopes first.
@@ -77,7 +72,7 @@ impl ScopeGuard {
                         .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
                 })
         };
-        self.ledger.live_where(inside)
+        self.ledger.ask(|state| state.live_where(inside))
     }
 
     /// Closes the scope, asserting that it ended where it began: that nothing allocated inside it is live.
@@ -100,14 +95,8 @@ impl ScopeGuard {
 
 impl Drop for ScopeGuard {
     fn drop(&mut self) {
-        let key = Arc::as_ptr(&self.ledger) as usize;
         // A thread that is ending has dropped its frames already; there is nothing left to close then.
-        let _ = OPEN.try_with(|open| {
-            let mut open = open.borrow_mut();
-            if let Some(at) = open.iter().rposition(|f| f.token == self.token && f.ledger == key) {
-                open.remove(at);
-            }
-        });
+        let _ = OPEN.try_with(|open| open.borrow_mut().retain(|frame| !Rc::ptr_eq(frame, &self.frame)));
     }
 }
 

@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The state behind its lock, and the totals beside it.
 
-use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::misuse::{ForgetError, Recorded};
-use crate::record::{AllocKind, AllocRecord, LiveAllocation};
-use crate::snapshot::Snapshot;
 use crate::state::State;
 use crate::totals::{Sums, Totals};
 
@@ -61,34 +57,10 @@ impl Shared {
         answer
     }
 
-    pub(crate) fn record(
-        &self,
-        addr: u64,
-        bytes: usize,
-        site: &'static Location<'static>,
-        kind: AllocKind,
-        scope: Option<u32>,
-    ) -> Recorded {
-        self.change(|state| state.record(addr, bytes, site, kind, scope))
-    }
-
-    pub(crate) fn forget(
-        &self,
-        addr: u64,
-        kind: AllocKind,
-        freed_at: &'static Location<'static>,
-    ) -> Result<AllocRecord, ForgetError> {
-        self.change(|state| state.forget(addr, kind, freed_at))
-    }
-
     /// The totals of one moment. Takes the lock only during a change, and while allocations overlap and pages must be counted
     /// anew.
     pub(crate) fn totals(&self) -> Totals {
         self.sums.read().unwrap_or_else(|| self.ask(State::totals))
-    }
-
-    pub(crate) fn snapshot(&self, at_peak: bool) -> Snapshot {
-        self.ask(|state| state.snapshot(at_peak))
     }
 
     /// Whether a thread can have a scope open on this ledger. A thread sees at least what it did itself.
@@ -107,14 +79,5 @@ impl Shared {
             };
             (number, state.labels.name(number).unwrap_or_default(), state.next_index)
         })
-    }
-
-    pub(crate) fn live_where(&self, fits: impl Fn(&AllocRecord) -> bool) -> Vec<LiveAllocation> {
-        self.ask(|state| state.live_where(fits))
-    }
-
-    pub(crate) fn allocations(&self, fits: impl Fn(AllocKind) -> bool) -> Vec<(u64, AllocRecord)> {
-        let live = self.live_where(|record| fits(record.kind));
-        live.into_iter().map(|live| (live.addr, live.record)).collect()
     }
 }

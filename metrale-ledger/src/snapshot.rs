@@ -128,36 +128,33 @@ impl Snapshot {
 
     /// Call sites of sweepable allocations, largest first, then by file, line and column.
     pub fn by_site(&self) -> Vec<SiteRow> {
-        let rows = gather(self.sweepable(), |group| &group.site);
-        rows.into_iter().map(|(site, bytes, count)| SiteRow { site: site.clone(), bytes, count }).collect()
+        site_rows(self.sweepable())
     }
 
     /// Source files of sweepable allocations, largest first, then by name.
     pub fn by_file(&self) -> Vec<FileRow> {
-        let rows = gather(self.sweepable(), |group| &group.site.file);
-        rows.into_iter().map(|(file, bytes, count)| FileRow { file: file.clone(), bytes, count }).collect()
+        let rows = rows(self.sweepable(), |group| &group.site.file);
+        rows.map(|(file, bytes, count)| FileRow { file: file.clone(), bytes, count }).collect()
     }
 
     /// Scopes of sweepable allocations, largest first, then by label; what had none is a row without label.
     pub fn by_scope(&self) -> Vec<LabelRow> {
-        label_rows(gather(self.sweepable(), |group| &group.scope))
+        label_rows(self.sweepable(), |group| &group.scope)
     }
 
     /// Tags of sweepable allocations, as [`by_scope`](Self::by_scope) gives scopes.
     pub fn by_tag(&self) -> Vec<LabelRow> {
-        label_rows(gather(self.sweepable(), |group| &group.tag))
+        label_rows(self.sweepable(), |group| &group.tag)
     }
 
     /// Call sites of the parts of arenas, as [`by_site`](Self::by_site) gives those of allocations.
     pub fn parts_by_site(&self) -> Vec<SiteRow> {
-        let parts = self.parts();
-        let rows = gather(parts.iter(), |group| &group.site);
-        rows.into_iter().map(|(site, bytes, count)| SiteRow { site: site.clone(), bytes, count }).collect()
+        site_rows(self.parts().iter())
     }
 
     /// Scopes of the parts of arenas, as [`by_scope`](Self::by_scope) gives those of allocations.
     pub fn parts_by_scope(&self) -> Vec<LabelRow> {
-        label_rows(gather(self.parts().iter(), |group| &group.scope))
+        label_rows(self.parts().iter(), |group| &group.scope)
     }
 
     fn parts(&self) -> Vec<Group> {
@@ -257,23 +254,41 @@ fn sort_arenas(arenas: &mut [ArenaRow]) {
     });
 }
 
-/// Sums per key, largest first, then by key.
-fn gather<'a, K: Ord>(
-    groups: impl Iterator<Item = &'a Group>,
-    key: impl Fn(&'a Group) -> &'a K,
-) -> Vec<(&'a K, u64, u64)> {
+/// Sums of bytes and counts per key, largest first, then by key. Wide: a snapshot that was read from somewhere may claim any.
+pub(crate) fn gather<'a, K: Ord + 'a>(
+    parts: impl Iterator<Item = (&'a K, i128, i128)>,
+) -> impl Iterator<Item = (&'a K, i128, i128)> {
     let mut sums = BTreeMap::new();
-    for group in groups {
-        let (bytes, count) = sums.entry(key(group)).or_insert((0u64, 0u64));
-        *bytes = bytes.saturating_add(group.bytes);
-        // A snapshot that was read from somewhere may claim any number.
-        *count = count.saturating_add(group.count);
+    for (key, more_bytes, more) in parts {
+        let (bytes, count) = sums.entry(key).or_insert((0i128, 0i128));
+        *bytes += more_bytes;
+        *count += more;
     }
     let mut rows: Vec<_> = sums.into_iter().map(|(key, (bytes, count))| (key, bytes, count)).collect();
-    rows.sort_by_key(|&(_, bytes, _)| std::cmp::Reverse(bytes));
-    rows
+    rows.retain(|&(_, bytes, count)| (bytes, count) != (0, 0));
+    // Stable: what is equally large stays in the order of its key.
+    rows.sort_by_key(|&(_, bytes, _)| std::cmp::Reverse(bytes.unsigned_abs()));
+    rows.into_iter()
 }
 
-fn label_rows(rows: Vec<(&Option<String>, u64, u64)>) -> Vec<LabelRow> {
-    rows.into_iter().map(|(label, bytes, count)| LabelRow { label: label.clone(), bytes, count }).collect()
+fn rows<'a, K: Ord + 'a>(
+    groups: impl Iterator<Item = &'a Group>,
+    key: impl Fn(&'a Group) -> &'a K,
+) -> impl Iterator<Item = (&'a K, u64, u64)> {
+    let narrow = |sum: i128| u64::try_from(sum).unwrap_or(u64::MAX);
+    let parts = groups.map(move |group| (key(group), group.bytes.into(), group.count.into()));
+    gather(parts).map(move |(key, bytes, count)| (key, narrow(bytes), narrow(count)))
+}
+
+fn site_rows<'a>(groups: impl Iterator<Item = &'a Group>) -> Vec<SiteRow> {
+    let rows = rows(groups, |group| &group.site);
+    rows.map(|(site, bytes, count)| SiteRow { site: site.clone(), bytes, count }).collect()
+}
+
+fn label_rows<'a>(
+    groups: impl Iterator<Item = &'a Group>,
+    label: impl Fn(&'a Group) -> &'a Option<String>,
+) -> Vec<LabelRow> {
+    let rows = rows(groups, label);
+    rows.map(|(label, bytes, count)| LabelRow { label: label.clone(), bytes, count }).collect()
 }

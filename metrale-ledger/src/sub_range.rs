@@ -130,16 +130,12 @@ pub enum SubRangeError {
 /// The parts of one arena by their first byte.
 pub(crate) type Parts = BTreeMap<u64, SubRange>;
 
-struct Ended {
-    was: SubRange,
-    at: &'static Location<'static>,
-}
-
 /// The live arenas that have parts.
 #[derive(Default)]
 pub(crate) struct Arenas {
     open: BTreeMap<u64, Parts>,
-    ended: VecDeque<Ended>,
+    /// The last parts that ended, and where.
+    ended: VecDeque<(SubRange, &'static Location<'static>)>,
     /// The creation index of an arena, and the parts it had when it was taken off.
     closed: VecDeque<(u64, Parts)>,
 }
@@ -225,11 +221,11 @@ impl Arenas {
             if self.ended.len() == REMEMBERED {
                 self.ended.pop_front();
             }
-            self.ended.push_back(Ended { was: part.clone(), at });
+            self.ended.push_back((part.clone(), at));
             return Ok(part);
         }
-        if let Some(ended) = self.ended.iter().rev().find(|ended| ended.was.addr == addr) {
-            return Err(SubRangeError::EndedBefore { was: Box::new(ended.was.clone()), ended_at: ended.at });
+        if let Some((was, ended_at)) = self.ended.iter().rev().find(|(was, _)| was.addr == addr) {
+            return Err(SubRangeError::EndedBefore { was: Box::new(was.clone()), ended_at });
         }
         Err(match self.part_at(addr, true) {
             Some(owner) => SubRangeError::Interior { addr, owner: Box::new(owner.clone()) },

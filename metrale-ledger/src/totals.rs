@@ -109,21 +109,22 @@ impl Sums {
         self.changes.store(self.changes.load(Relaxed) + 1, Release);
     }
 
+    /// Adds an allocation that comes.
     pub(crate) fn add(&self, allocation: &Allocation) {
-        let (kind, bytes) = (allocation.kind as usize, allocation.bytes as u128);
-        self.bytes[kind].set(self.bytes[kind].get() + bytes);
-        self.counts[kind].store(self.counts[kind].load(Relaxed) + 1, Relaxed);
-        if allocation.is_small() {
-            self.small_bytes.set(self.small_bytes.get() + bytes);
-        }
+        self.change(allocation, |sum, bytes| sum + bytes, |count| count + 1);
     }
 
+    /// Subtracts an allocation that goes.
     pub(crate) fn subtract(&self, allocation: &Allocation) {
-        let (kind, bytes) = (allocation.kind as usize, allocation.bytes as u128);
-        self.bytes[kind].set(self.bytes[kind].get() - bytes);
-        self.counts[kind].store(self.counts[kind].load(Relaxed) - 1, Relaxed);
-        if allocation.is_small() {
-            self.small_bytes.set(self.small_bytes.get() - bytes);
+        self.change(allocation, |sum, bytes| sum - bytes, |count| count - 1);
+    }
+
+    fn change(&self, of: &Allocation, sum: impl Fn(u128, u128) -> u128, count: impl Fn(u64) -> u64) {
+        let (kind, bytes) = (of.kind as usize, of.bytes as u128);
+        self.bytes[kind].set(sum(self.bytes[kind].get(), bytes));
+        self.counts[kind].store(count(self.counts[kind].load(Relaxed)), Relaxed);
+        if of.is_small() {
+            self.small_bytes.set(sum(self.small_bytes.get(), bytes));
         }
     }
 
