@@ -152,8 +152,8 @@ impl Pool {
     ///
     /// Where that is too little, the driver keeps what it could map before it failed, and so does the model: the pool then
     /// reserves all whole pieces of `available_bytes` more, until a synchronise or a trim gives them back. A size above all of the
-    /// device's memory the driver refuses without that, so such a call should not be made. Before it fails, the driver trims all
-    /// other pools to 0; `cuMemAlloc` trims all pools.
+    /// device's memory the driver refuses without that, so such a call should not be made. Before the driver fails, for want of memory or
+    /// because of the pool's greatest size, it trims all other pools to 0; `cuMemAlloc` trims all pools.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc), and [`PlacementError::OutOfMemory`].
@@ -168,6 +168,7 @@ impl Pool {
             return Err(PlacementError::TooManyBlocks);
         }
         let piece_bytes = self.rule().piece_bytes();
+        self.streams.touch(stream);
         let place = self.find(stream, rounded);
         let mut new_bytes = 0;
         let start = match place {
@@ -199,19 +200,23 @@ impl Pool {
         Ok(PoolPlaced { id, offset_bytes: start, rounded_bytes: rounded, new_bytes })
     }
 
-    /// Bytes of physical memory that [`alloc`](Self::alloc) of `bytes` on `stream` would newly take now, so that out of
-    /// memory can be told beforehand. Settles pending frees where `alloc` would, so an `alloc` that follows lands where it
-    /// would have landed without this.
+    /// Bytes of physical memory that [`alloc`](Self::alloc) of `bytes` on `stream` would newly take now. Where pending frees
+    /// would have to be settled for it, this looks at a copy of holes and pending frees, so it costs O(n) then.
     ///
     /// # Errors
     /// [`PlacementError::ZeroBytes`], [`PlacementError::TooLarge`].
-    pub fn would_take(&mut self, stream: u64, bytes: u64) -> Result<u64, PlacementError> {
+    pub fn would_take(&self, stream: u64, bytes: u64) -> Result<u64, PlacementError> {
         let rounded = self.rule().rounded_bytes(bytes)?;
-        match self.find(stream, rounded) {
+        if self.find_at_once(stream, rounded).is_some() {
+            return Ok(0);
+        }
+        let (space, streams) = (self.space.clone(), self.streams.clone());
+        let mut copy = Self { space, streams, live: Live::default(), ..*self };
+        match copy.find(stream, rounded) {
             Place::Pending(..) => Ok(0),
             Place::Spot(spot) => {
-                let entered = self.space.entered(spot, bytes, rounded)?;
-                Ok(self.space.new_pieces(&entered) * self.rule().piece_bytes())
+                let entered = copy.space.entered(spot, bytes, rounded)?;
+                Ok(copy.space.new_pieces(&entered) * self.rule().piece_bytes())
             }
         }
     }
@@ -336,19 +341,22 @@ impl Pool {
         Some(self.live.slot(id)?.bytes)
     }
 
-    /// Finds the place for so many bytes; settles what is complete where nothing else fits.
-    fn find(&mut self, stream: u64, rounded: u64) -> Place {
-        self.streams.touch(stream);
+    /// Finds the place for so many bytes where nothing need be mapped or settled for it.
+    fn find_at_once(&self, stream: u64, rounded: u64) -> Option<Place> {
         if let Some(hole) = self.streams.own(stream, rounded) {
-            return Place::Pending(stream, hole);
+            return Some(Place::Pending(stream, hole));
         }
         if let Some(hole) = self.space.best_mapped(rounded) {
-            return Place::Spot(Spot::Hole(hole));
+            return Some(Place::Spot(Spot::Hole(hole)));
         }
-        if self.reuse.follow_events
-            && let Some((owner, hole)) = self.streams.followed(stream, rounded)
-        {
-            return Place::Pending(owner, hole);
+        let followed = self.reuse.follow_events.then(|| self.streams.followed(stream, rounded));
+        followed.flatten().map(|(owner, hole)| Place::Pending(owner, hole))
+    }
+
+    /// Finds the place for so many bytes; settles what is complete where nothing else fits.
+    fn find(&mut self, stream: u64, rounded: u64) -> Place {
+        if let Some(place) = self.find_at_once(stream, rounded) {
+            return place;
         }
         if self.reuse.opportunistic {
             if let Some((owner, hole)) = self.streams.completed(stream, rounded) {
