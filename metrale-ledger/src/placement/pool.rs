@@ -34,7 +34,7 @@
 //!
 //! Only modelled, not measured: which pieces stay mapped when memory runs out (their number is measured), what `cuMemFree` of a
 //! pool's allocation settles beside it, and allocations that would pass a pool's greatest size because of fragmentation. Not
-//! modelled: the range itself ends, at twice the device's memory or twice the pool's greatest size.
+//! modelled: the range itself ends, at about twice the device's memory or twice the pool's greatest size.
 //!
 //! ```
 //! use metrale_ledger::placement::pool::{Pool, PoolRule};
@@ -65,7 +65,6 @@ mod streams;
 
 use std::fmt;
 
-use holes::Hole;
 use live::Live;
 pub use rule::{PoolReuse, PoolRule};
 use search::Place;
@@ -241,7 +240,7 @@ impl Pool {
     pub fn free_at_once(&mut self, id: PlacementId) -> Result<(), PlacementError> {
         let freed = self.live.remove(id)?;
         self.streams.settle_all(&mut self.space);
-        self.space.settle(Hole { start: freed.start, bytes: freed.rounded, age: 0, mapped: true });
+        self.space.settle(freed.start..freed.start + freed.rounded);
         self.release();
         Ok(())
     }

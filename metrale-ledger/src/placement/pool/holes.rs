@@ -12,17 +12,13 @@ pub(super) struct Hole {
     pub(super) age: u64,
     /// Whether each piece that the hole touches is mapped.
     pub(super) mapped: bool,
+    /// Of a pending hole, when the latest free in it was.
+    pub(super) time: u64,
 }
 
 impl Hole {
     pub(super) fn end(self) -> u64 {
         self.start + self.bytes
-    }
-
-    /// What is left of it behind an allocation at its start.
-    pub(super) fn rest(self, placed: u64, age: u64) -> Option<Self> {
-        let bytes = self.bytes - placed;
-        (bytes > 0).then(|| Self { start: self.start + placed, bytes, age, ..self })
     }
 
     fn fit(self) -> Fit {

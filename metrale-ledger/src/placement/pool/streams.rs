@@ -193,7 +193,7 @@ impl Streams {
         let mut any = false;
         if let Some(stream) = self.by_id.get_mut(&id) {
             while let Some(freed) = stream.pending.pop_latest(time) {
-                space.settle(freed);
+                space.settle(freed.start..freed.end());
                 any = true;
             }
         }
