@@ -162,7 +162,7 @@ impl Naive {
         any
     }
 
-    /// Takes the start of a pending hole of that stream.
+    /// Places so many granules at the start of a pending hole of that stream.
     fn reuse(&mut self, stream: u64, freed: Freed, len: usize) -> usize {
         let list = self.use_stream(stream);
         list.retain(|other| other.start != freed.start);

@@ -71,7 +71,7 @@ impl Holes {
         }
     }
 
-    /// The mapped holes that take so many bytes, the best fit first.
+    /// The mapped holes of at least so many bytes, the best fit first.
     pub(super) fn mapped_fits(&self, bytes: u64) -> impl Iterator<Item = Hole> {
         let fits = self.mapped.range((bytes, 0, 0)..);
         fits.filter_map(|&(_, _, start)| self.by_start.get(&start).copied())
