@@ -227,7 +227,7 @@ impl Pool {
     /// [`PlacementError::NotLive`] for an id that was freed before or is not of this pool; nothing changes then.
     pub fn free(&mut self, stream: u64, id: PlacementId) -> Result<(), PlacementError> {
         let freed = self.live.remove(id)?;
-        self.used -= freed.bytes.min(self.used);
+        self.used = self.used.saturating_sub(freed.bytes);
         self.streams.free(stream, freed.start, freed.rounded);
         Ok(())
     }
