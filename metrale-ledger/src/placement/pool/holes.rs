@@ -42,6 +42,11 @@ impl Holes {
         self.by_start.len()
     }
 
+    /// Bytes of host memory. A tree keeps its entries in nodes that are at least half full.
+    pub(super) fn memory_bytes(&self) -> usize {
+        2 * (size_of::<(u64, Hole)>() + size_of::<Fit>()) * self.by_start.len()
+    }
+
     pub(super) fn insert(&mut self, hole: Hole) {
         self.by_start.insert(hole.start, hole);
         self.fits_mut(hole.mapped).insert(hole.fit());
