@@ -184,6 +184,22 @@ pub enum PlacementError {
         /// The id that was given.
         id: PlacementId,
     },
+    /// The device, or the greatest size of the pool, has too little physical memory left.
+    OutOfMemory {
+        /// What was asked for.
+        bytes: u64,
+        /// Physical memory that it would newly take.
+        new_bytes: u64,
+        /// What is left.
+        available_bytes: u64,
+    },
+    /// Piece and granularity of a pool do not fit together.
+    BadPoolRule {
+        /// The piece asked for, in bytes.
+        piece_bytes: u64,
+        /// The granularity asked for, in bytes.
+        granularity_bytes: u64,
+    },
     /// Chunk, granularity and page do not fit together.
     BadRule {
         /// The chunk asked for, in bytes.
@@ -209,6 +225,16 @@ impl fmt::Display for PlacementError {
                 f,
                 "placement {}.{} is not live: it was freed before, or belongs to another model",
                 id.slot, id.generation
+            ),
+            Self::OutOfMemory { bytes, new_bytes, available_bytes } => write!(
+                f,
+                "an allocation of {bytes} bytes cannot be placed: it needs {new_bytes} more bytes of physical memory and \
+                 {available_bytes} are left; free something, trim pools, or ask for less"
+            ),
+            Self::BadPoolRule { piece_bytes, granularity_bytes } => write!(
+                f,
+                "a piece of {piece_bytes} bytes and a granularity of {granularity_bytes} do not fit together: both must be \
+                 above 0, and the piece a multiple of the granularity"
             ),
             Self::BadRule { chunk_bytes, granularity_bytes, page_bytes } => write!(
                 f,
@@ -390,7 +416,7 @@ impl Placement {
         Some(self.blocks[id.slot as usize].reserved)
     }
 
-    /// Bytes of host memory that the model takes, by what its tables have room for.
+    /// Bytes of host memory that the model takes, by the capacity of its tables.
     pub fn memory_bytes(&self) -> usize {
         // A map keeps its keys and values in nodes that are at least half full.
         size_of::<Block>() * self.blocks.capacity()
@@ -456,7 +482,7 @@ impl Placement {
             slot
         } else {
             if self.blocks.len() == self.blocks.capacity() {
-                // By a quarter, not by as much again: a model of millions keeps little room it does not use.
+                // By a quarter, not by as much again: a model of millions keeps little capacity it does not use.
                 self.blocks.reserve_exact((self.blocks.len() / 4).max(16));
             }
             self.blocks.push(block);
@@ -493,7 +519,7 @@ impl Placement {
         self.open(hole);
     }
 
-    /// Turns a small allocation into a hole, merged with its neighbours; returns the pages given back (none, or
+    /// Makes a small allocation a hole, merged with its neighbours; returns the pages given back (none, or
     /// those of a chunk).
     fn release(&mut self, slot: u32) -> u64 {
         let mut slot = slot;
