@@ -3,7 +3,7 @@
 //! run; reads; the plan of a million operations.
 //!
 //! `cargo xtask bench` prints the same as one table of ratios, and pairs in other places too.
-#![allow(missing_docs, reason = "criterion's macros make public items")]
+#![allow(missing_docs, reason = "criterion's macros make public functions")]
 
 mod sides;
 

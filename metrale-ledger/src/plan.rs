@@ -326,7 +326,7 @@ impl Plan {
         })
     }
 
-    /// Bytes of host memory that the plan takes, by what its tables have room for.
+    /// Bytes of host memory that the plan takes, by the capacity of its tables.
     pub fn memory_bytes(&self) -> usize {
         let names: usize = self.names.iter().flatten().map(|name| name.len() + 16).sum();
         size_of::<Self>()
@@ -363,7 +363,7 @@ impl Plan {
     }
 }
 
-/// Bytes of a hash map with room for so many entries: one in eight places stays empty, and each has a byte beside it.
+/// Bytes of a hash map with capacity for so many entries: one in eight places stays empty, and each has a byte beside it.
 fn map_bytes(capacity: usize, entry: usize) -> usize {
     capacity * 8 / 7 * (entry + 1)
 }

@@ -276,7 +276,7 @@ proptest! {
     fn placement_agrees_with_a_search_of_every_hole(
         steps in prop::collection::vec((any::<bool>(), 1..5_000u64, any::<prop::sample::Index>()), 1..300)
     ) {
-        // A chunk of 16 granules, so that every size and hole turns up often.
+        // A chunk of 16 granules, so that every size and hole comes up often.
         let rule = PackingRule::new(4096, 256).unwrap();
         placement_agrees(rule, &steps);
         placement_agrees(rule.with_page_bytes(1024).unwrap(), &steps);

@@ -143,7 +143,7 @@ fn a_log_cut_anywhere_gives_no_row_that_was_not_there() {
 }
 
 #[test]
-fn days_beyond_64_bits_of_nanoseconds_are_as_many_as_there_is_room_for() {
+fn days_beyond_64_bits_of_nanoseconds_are_as_many_as_fit() {
     let mut log = String::from("Time,Action,Pointer,Size\n");
     for _ in 0..=i64::MAX / (86_400 * 1_000_000_000) + 1 {
         log.push_str("23:00:00,free,0x0,0\n00:00:00,free,0x0,0\n");

@@ -115,16 +115,16 @@ impl PlanReport {
     pub(crate) fn planned_for(mut self, allocator: Allocator, args: &PlanArgs) -> Self {
         (self.text.from, self.text.holes) = match allocator {
             Allocator::Pool => {
-                let gives_back = match args.release_threshold.0 {
-                    0 => "gives back what nothing uses".to_owned(),
-                    u64::MAX => "gives nothing back".to_owned(),
-                    bytes => format!("gives back what nothing uses, down to {}", ByteSize(bytes)),
+                let releases = match args.release_threshold.0 {
+                    0 => "releases what nothing uses".to_owned(),
+                    u64::MAX => "releases nothing".to_owned(),
+                    bytes => format!("releases what nothing uses, down to {}", ByteSize(bytes)),
                 };
                 let when = match args.synchronize {
                     When::Each => "when the program synchronises, here after each operation",
                     When::Rows => "when the program synchronises, here at the log's rows synchronize",
                 };
-                let from = format!("planned from the stream-ordered pool, which {gives_back} {when}");
+                let from = format!("planned from the stream-ordered pool, which {releases} {when}");
                 (Some(from), "  holes in the pool")
             }
             Allocator::VirtualMemory => {

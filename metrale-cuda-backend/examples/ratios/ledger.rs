@@ -79,8 +79,7 @@ pub(crate) fn pairs(table: &mut Table) {
             }
             let [ledger, least, records] = times.map(|of| Figure::Nanos(of.median()));
             let what = format!("{live} live, {}, {}", Threads(threads), pattern.words());
-            let target = if threads == 1 { Target::Ratio(1.2) } else { Target::None };
-            table.ratio(&what, ledger, ("map of records", records), target);
+            table.ratio(&what, ledger, ("map of records", records), Target::None);
             table.ratio(&what, ledger, ("map of size and line", least), Target::None);
         }
     }

@@ -68,14 +68,14 @@ class Side {
   double run(std::uint64_t threads, std::uint64_t pairs, Pattern pattern, std::uint64_t round) {
     std::uint64_t const first = pattern == Pattern::Again ? 0 : live_;
     std::uint64_t const last = pattern == Pattern::Again ? live_ : PLACES;
-    std::uint64_t const turns = (last - first) / threads;
+    std::uint64_t const places = (last - first) / threads;
     auto const work = [&](std::uint64_t t) {
       auto const begin = std::chrono::steady_clock::now();
       for (std::uint64_t i = round * pairs; i < (round + 1) * pairs; ++i) {
-        std::uint64_t turn = 0;
-        if (pattern == Pattern::Next) turn = i % turns;
-        if (pattern == Pattern::Elsewhere || pattern == Pattern::Again) turn = random_number(i * threads + t) % turns;
-        std::uint64_t const at = address(first + turn * threads + t);
+        std::uint64_t place = 0;
+        if (pattern == Pattern::Next) place = i % places;
+        if (pattern == Pattern::Elsewhere || pattern == Pattern::Again) place = random_number(i * threads + t) % places;
+        std::uint64_t const at = address(first + place * threads + t);
         if (pattern == Pattern::Again) {
           forget(at);
           record(at);

@@ -222,16 +222,16 @@ pub(crate) fn run(
 ) -> Duration {
     // What is live takes the first `live` places.
     let (first, last) = if pattern == Pattern::Again { (0, live) } else { (live, PLACES) };
-    let turns = (last - first) / threads;
+    let places = (last - first) / threads;
     let work = |t: u64| {
         let begin = Instant::now();
         for i in round * pairs..(round + 1) * pairs {
-            let turn = match pattern {
+            let place = match pattern {
                 Pattern::Place => 0,
-                Pattern::Next => i % turns,
-                Pattern::Elsewhere | Pattern::Again => random(i * threads + t) % turns,
+                Pattern::Next => i % places,
+                Pattern::Elsewhere | Pattern::Again => random(i * threads + t) % places,
             };
-            let addr = order.address(first + turn * threads + t);
+            let addr = order.address(first + place * threads + t);
             if pattern == Pattern::Again {
                 side.forget(black_box(addr));
                 side.record(black_box(addr));

@@ -166,7 +166,7 @@ impl Device {
 
     /// What the allocations that are not packed would take in any order on an empty device.
     pub(super) fn any_order_bytes(&self) -> u64 {
-        // In an empty pool, one allocation follows the other, so only the last piece has room left.
+        // In an empty pool, one allocation follows the other, so only the last piece has space left.
         self.created.resident_bytes() + self.pooled_bytes.next_multiple_of(self.pool.rule().piece_bytes())
     }
 

@@ -135,7 +135,7 @@ impl Peaks {
         }
     }
 
-    /// Makes room among the sizes: neither live nor part of the peak, a size is not needed.
+    /// Drops the sizes that are not needed: those that are neither live nor part of the peak.
     fn drop_sizes(&mut self) {
         if self.sizes.len() < self.size_limit {
             return;
@@ -174,7 +174,7 @@ impl Peaks {
             .filter(|n| n.1 > 0)
     }
 
-    /// Bytes of host memory that the tables have room for.
+    /// Bytes of host memory that the tables have allocated.
     pub(super) fn memory_bytes(&self) -> usize {
         size_of::<Held<Sum, 2>>() * self.labels.capacity()
             + super::map_bytes(self.sizes.capacity(), size_of::<(u64, Held<u64>)>())
