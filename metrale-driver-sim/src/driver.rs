@@ -12,7 +12,9 @@ mod launch;
 mod memory;
 mod module;
 mod order;
+mod pool;
 mod raw;
+mod virtual_memory;
 
 use core::fmt;
 use std::sync::Arc;

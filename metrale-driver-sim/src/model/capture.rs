@@ -102,7 +102,7 @@ impl Model {
         if !capture.is_joined() {
             return Err(CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
         }
-        let graph = self.handles.take(Kind::Graph);
+        let graph = self.handles.make(Kind::Graph);
         self.graphs
             .insert(graph, Graph { device: capture.device, body: Arc::new(Body { nodes: capture.nodes }) });
         Ok(graph)
@@ -183,7 +183,7 @@ impl Model {
 
     /// Adds a node behind the stream's present ones.
     pub(crate) fn capture_node(&mut self, id: u64, stream: u64, work: Work) {
-        let handle = self.handles.take(Kind::Node);
+        let handle = self.handles.make(Kind::Node);
         if let Some(capture) = self.captures.get_mut(&id) {
             let index = capture.nodes.len() as u32;
             let after = capture.tips.insert(stream, vec![index]).unwrap_or_default();

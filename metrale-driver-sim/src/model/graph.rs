@@ -61,7 +61,7 @@ impl Model {
         let (device, body) = (graph.device, Arc::clone(&graph.body));
         let kernels = body.nodes.iter().filter(|node| matches!(node.work, Work::Kernel(_))).count();
         let bytes = self.memory.open_graph(device, kernels)?;
-        let handle = self.handles.take(Kind::Exec);
+        let handle = self.handles.make(Kind::Exec);
         self.execs.insert(handle, Exec { device, body, bytes });
         Ok(handle)
     }

@@ -75,7 +75,7 @@ impl Model {
         let optin = self.profiles[device].shared_optin_bytes;
         let mut functions = HashMap::new();
         for info in loaded.functions {
-            let handle = self.handles.take(Kind::Function);
+            let handle = self.handles.make(Kind::Function);
             let entry = info.name.clone();
             let limit = SHARED_BYTES.min(optin).saturating_sub(info.static_shared_bytes);
             let state = Arc::new(FunctionState { entry: entry.clone(), image: Arc::clone(&image), info });
@@ -83,7 +83,7 @@ impl Model {
             self.functions.insert(handle, function);
             functions.insert(entry, handle);
         }
-        let handle = self.handles.take(Kind::Module);
+        let handle = self.handles.make(Kind::Module);
         self.modules.insert(handle, Module { device, functions, globals, globals_id });
         Ok(handle)
     }

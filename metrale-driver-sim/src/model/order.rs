@@ -38,7 +38,7 @@ impl Model {
                 if let Some(&stream) = self.thread_streams.get(&key) {
                     return Ok(stream);
                 }
-                let stream = self.handles.take(Kind::Stream);
+                let stream = self.handles.make(Kind::Stream);
                 self.streams.insert(stream, Stream::new(device, StreamKind::PerThread));
                 self.thread_streams.insert(key, stream);
                 Ok(stream)
@@ -46,7 +46,7 @@ impl Model {
             _ => {
                 let Some(stream) = self.streams.get(handle) else {
                     let what =
-                        if self.handles.was_taken(Kind::Stream, handle) { "destroyed" } else { "invented" };
+                        if self.handles.was_made(Kind::Stream, handle) { "destroyed" } else { "invented" };
                     self.diagnose(format!(
                         "{handle:#x} is a stream that was {what}: a real driver crashes here"
                     ));
@@ -94,7 +94,7 @@ impl Model {
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         };
         self.memory.open_stream(device)?;
-        let handle = self.handles.take(Kind::Stream);
+        let handle = self.handles.make(Kind::Stream);
         self.streams.insert(handle, Stream::new(device, kind));
         Ok(handle)
     }
@@ -121,6 +121,7 @@ impl Model {
         self.stream_wait_call(handle)?;
         self.apply_legacy_rule(handle);
         self.run(self.streams.end(handle));
+        self.settle_frees(handle);
         self.stream_sound(handle)
     }
 
@@ -139,6 +140,7 @@ impl Model {
         let device = self.context()?;
         self.context_wait_call(device)?;
         self.run_all(device);
+        self.memory.synchronize_pools(device);
         self.alive(device)
     }
 
@@ -148,7 +150,7 @@ impl Model {
         if flags & !KNOWN_FLAGS != 0 || (flags & INTERPROCESS != 0 && event.keeps_time()) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let handle = self.handles.take(Kind::Event);
+        let handle = self.handles.make(Kind::Event);
         self.events.insert(handle, event);
         Ok(handle)
     }
@@ -229,6 +231,7 @@ impl Model {
         let Some(point) = self.event_point(handle)? else { return Ok(()) };
         let device = self.event(handle)?.device;
         self.run(point);
+        self.settle_frees(point.stream);
         self.alive(device)
     }
 
@@ -273,7 +276,7 @@ impl Model {
         match self.events.get(&handle) {
             Some(event) => self.alive(event.device).map(|_| event),
             // Measured: an event that was destroyed is told from a handle that never was one.
-            None if self.handles.was_taken(Kind::Event, handle) => Err(CUDA_ERROR_CONTEXT_IS_DESTROYED),
+            None if self.handles.was_made(Kind::Event, handle) => Err(CUDA_ERROR_CONTEXT_IS_DESTROYED),
             None => Err(CUDA_ERROR_INVALID_HANDLE),
         }
     }

@@ -77,11 +77,11 @@ impl Store {
         }
     }
 
-    /// Forgets what lies in a range of whole blocks.
+    /// Forgets the blocks that lie whole in a range.
     pub(crate) fn forget(&mut self, address: u64, len: u64) {
-        let (first, end) = (address / BLOCK as u64, (address + len) / BLOCK as u64);
-        let gone: Vec<u64> = self.blocks.range(first..end).map(|(&block, _)| block).collect();
-        for block in gone {
+        let (first, end) = (address.div_ceil(BLOCK as u64), (address + len) / BLOCK as u64);
+        let forgotten: Vec<u64> = self.blocks.range(first..first.max(end)).map(|(&block, _)| block).collect();
+        for block in forgotten {
             if let Some(Block::Bytes(_)) = self.blocks.remove(&block) {
                 self.byte_blocks -= 1;
             }

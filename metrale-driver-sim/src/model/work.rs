@@ -76,6 +76,11 @@ pub(crate) enum Work {
         event: u64,
         serial: u64,
     },
+    /// A free in stream order is reached.
+    Free {
+        address: u64,
+        serial: u64,
+    },
     /// Nothing; stands for what it waits for.
     Wait,
     Graph(Arc<Body>),
@@ -88,7 +93,7 @@ impl Work {
             Self::Copy(copy) => 1 + 3 * place_kind(&copy.source) + place_kind(&copy.target),
             Self::Fill { .. } => 20,
             Self::Kernel(_) => 21,
-            Self::Record { .. } | Self::Wait => 22,
+            Self::Record { .. } | Self::Free { .. } | Self::Wait => 22,
             Self::Graph(_) => 23,
         }
     }
@@ -145,6 +150,10 @@ impl Model {
                 {
                     *at_ns = Some(clock);
                 }
+                Ok(())
+            }
+            Work::Free { address, serial } => {
+                self.memory.finish_free(*address, *serial);
                 Ok(())
             }
             Work::Wait => Ok(()),

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Allocation in stream order, as calls see it: which pool, what must run before, what a synchronization settles.
+
+use metrale_driver_sys::{CUDA_ERROR_NOT_SUPPORTED, CUresult};
+
+use super::Model;
+use super::handle::Kind;
+use super::stream::StreamKind;
+use super::work::Work;
+
+impl Model {
+    /// `cuMemAllocAsync`, or from a pool that is named. 0 bytes are answered by address 0.
+    ///
+    /// What other streams freed into the pool may be used by this allocation, so their work runs up to those frees first.
+    pub(crate) fn alloc_async(
+        &mut self,
+        pool: Option<u64>,
+        bytes: u64,
+        stream: u64,
+    ) -> Result<u64, CUresult> {
+        let stream = self.stream(stream)?;
+        self.not_in_a_graph(stream)?;
+        let device = self.streams.get(stream).map_or(0, |stream| stream.device);
+        let pool = match pool {
+            Some(pool) => {
+                self.memory.pools.usable(pool)?;
+                pool
+            }
+            None => self.memory.pools.current_of(device),
+        };
+        if bytes == 0 {
+            return Ok(0);
+        }
+        for point in self.memory.pools.frees_of_others(pool, stream) {
+            self.run(point);
+        }
+        self.alive(device)?;
+        self.memory.alloc_of_pool(pool, stream, bytes)
+    }
+
+    /// `cuMemFreeAsync`.
+    pub(crate) fn free_async(&mut self, address: u64, stream: u64) -> Result<(), CUresult> {
+        let stream = self.stream(stream)?;
+        self.not_in_a_graph(stream)?;
+        if address == 0 {
+            return Ok(());
+        }
+        let (serial, pool) = self.memory.begin_free(address, stream)?;
+        let point = self.streams.submit(stream, Work::Free { address, serial }, Vec::new());
+        if let (Some(pool), Some(point)) = (pool, point) {
+            self.memory.pools.freed_at(pool, point);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn pool_create(&mut self, device: usize, max_bytes: u64) -> u64 {
+        let handle = self.handles.make(Kind::Pool);
+        self.memory.create_pool(handle, device, max_bytes);
+        handle
+    }
+
+    /// Settles the frees of a stream that was waited for; for the legacy stream also those of the streams it waits for.
+    pub(crate) fn settle_frees(&mut self, stream: u64) {
+        let Some(of) = self.streams.get(stream) else { return };
+        let (device, legacy) = (of.device, of.kind == StreamKind::Legacy);
+        let waited_for: Vec<u64> = self
+            .streams
+            .iter()
+            .filter(|&(handle, other)| {
+                handle == stream || (legacy && other.device == device && other.is_blocking())
+            })
+            .map(|(handle, _)| handle)
+            .collect();
+        for stream in waited_for {
+            for (pool, last_free) in self.memory.pools.frees_of(stream) {
+                if last_free.is_none_or(|point| self.streams.is_done(point)) {
+                    self.memory.synchronize_pool(pool, stream);
+                }
+            }
+        }
+    }
+
+    /// Refuses a capturing stream: memory nodes of graphs are not modelled.
+    fn not_in_a_graph(&mut self, stream: u64) -> Result<(), CUresult> {
+        if self.route(stream)?.is_some() {
+            self.diagnose("allocations and frees as nodes of a graph are not modelled".to_owned());
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        Ok(())
+    }
+}
