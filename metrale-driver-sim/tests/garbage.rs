@@ -6,8 +6,11 @@ mod common;
 
 use core::ffi::c_void;
 
-use common::{PTX, register};
-use metrale_driver_sim::driver_sys::{DriverApi, DriverFn};
+use common::{PTX, on_device, register};
+use metrale_driver_sim::driver_sys::{
+    CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED, CUmemAccessDesc, CUmemAllocationProp,
+    CUmemPoolProps, DriverApi, DriverFn,
+};
 use metrale_driver_sim::{Profile, SimDriver};
 use proptest::prelude::*;
 
@@ -21,6 +24,10 @@ struct Source {
     pool: Vec<u64>,
     /// Zeroed before every call, so that counts, names and images read from it are empty.
     scratch: *mut u8,
+    /// Structures that something can be made from.
+    prop: CUmemAllocationProp,
+    pool_props: CUmemPoolProps,
+    access: CUmemAccessDesc,
 }
 
 impl Source {
@@ -70,8 +77,11 @@ impl Garbage for u64 {
 /// The range a value lies in: the software driver's handles by kind, or everything else.
 fn kind(value: u64) -> u64 {
     let (start, bytes) = (0x0900_0000_0000, 0x10_0000_0000);
-    if (start..start + 8 * bytes).contains(&value) { (value - start) / bytes } else { 8 }
+    if (start..start + MEMORY * bytes).contains(&value) { (value - start) / bytes } else { MEMORY }
 }
+
+/// What is no handle.
+const MEMORY: u64 = 10;
 
 /// Which arguments take which kind.
 const KIND_OF: &[(&str, u64)] = &[
@@ -87,10 +97,13 @@ const KIND_OF: &[(&str, u64)] = &[
     ("f", 4),
     ("hGraph", 5),
     ("hGraphExec", 6),
-    ("dptr", 8),
-    ("dstDevice", 8),
-    ("srcDevice", 8),
-    ("ptr", 8),
+    ("pool", 8),
+    ("memPool", 8),
+    ("handle", 9),
+    ("dptr", MEMORY),
+    ("dstDevice", MEMORY),
+    ("srcDevice", MEMORY),
+    ("ptr", MEMORY),
 ];
 
 impl Garbage for usize {
@@ -129,8 +142,18 @@ impl<T> Garbage for *mut T {
 }
 
 impl<T> Garbage for *const T {
-    fn garbage(source: &mut Source, _name: &str) -> Self {
-        source.pointer().cast_const().cast()
+    fn garbage(source: &mut Source, name: &str) -> Self {
+        // Zeros ask for nothing that can be made, so most structures are filled in.
+        if source.next().is_multiple_of(4) {
+            return source.pointer().cast_const().cast();
+        }
+        match name {
+            "prop" => (&raw const source.prop).cast(),
+            "poolProps" => (&raw const source.pool_props).cast(),
+            "desc" | "map" => (&raw const source.access).cast(),
+            "location" => (&raw const source.access.location).cast(),
+            _ => source.pointer().cast_const().cast(),
+        }
     }
 }
 
@@ -183,7 +206,15 @@ proptest! {
         let scratch = scratch.as_mut_ptr();
         let driver = SimDriver::new(Profile::h200());
         register(&driver);
-        let mut source = Source { state: seed, pool: Vec::new(), scratch: scratch.cast() };
+        let (type_, location) = (CU_MEM_ALLOCATION_TYPE_PINNED, on_device(0));
+        let mut source = Source {
+            state: seed,
+            pool: Vec::new(),
+            scratch: scratch.cast(),
+            prop: CUmemAllocationProp { type_, location, ..CUmemAllocationProp::default() },
+            pool_props: CUmemPoolProps { allocType: type_, location, ..CUmemPoolProps::default() },
+            access: CUmemAccessDesc { location, flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE },
+        };
         let mut context = 0;
         let mut module = 0;
         // SAFETY: no pointer is passed.

@@ -3,22 +3,8 @@
 
 mod common;
 
-use common::{Cuda, PTX, status, told};
+use common::{Cuda, PTX, Table, status, told};
 use metrale_driver_sim::{ContextGuard, on_both_drivers};
-
-/// Collects rows that differ, so that one run shows them all.
-#[derive(Default)]
-struct Table {
-    wrong: Vec<String>,
-}
-
-impl Table {
-    fn row<T: PartialEq + std::fmt::Debug>(&mut self, row: &str, got: T, measured: T) {
-        if got != measured {
-            self.wrong.push(format!("{row}: {got:?}, measured {measured:?}"));
-        }
-    }
-}
 
 /// Device attributes by number.
 const H200_ATTRIBUTES: &[(u32, i32)] = &[
@@ -68,7 +54,7 @@ on_both_drivers! {
         captures(&cuda, &mut table);
         events(&cuda, &mut table);
         devices(&cuda, &mut table, context.device());
-        assert!(table.wrong.is_empty(), "rows that differ:\n{}", table.wrong.join("\n"));
+        table.check();
     }
 }
 

@@ -216,7 +216,8 @@ pub(super) fn device_at(model: &Model, location: CUmemLocation) -> Result<usize,
     model.device(location.id)
 }
 
-/// What devices shall be able to do: 1 for an empty list and for flags that do not exist.
+/// What devices shall be able to do: 1 for an empty list, for more elements than there are devices, and for flags that do
+/// not exist.
 ///
 /// # Safety
 /// `desc` has `count` elements that can be read, unless it is null or one of this driver's own numbers.
@@ -225,7 +226,7 @@ pub(super) unsafe fn wanted_access(
     desc: *const CUmemAccessDesc,
     count: usize,
 ) -> Result<Vec<(usize, CUmemAccess_flags)>, CUresult> {
-    if count == 0 {
+    if count == 0 || count > model.profiles.len() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     readable(desc, count)?;

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The driver's calls with results instead of result pointers, for tests of both drivers.
 #![allow(dead_code, reason = "every test file uses a part of it")]
+#![allow(non_snake_case, reason = "fields of structures keep the C spelling")]
 
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
-use metrale_driver_sim::driver_sys::{CUresult, DriverApi, graph_instantiate, stream_capture_status};
+use metrale_driver_sim::driver_sys::{
+    CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CUmemAccessDesc, CUmemAllocationProp,
+    CUmemLocation, CUmemPoolProps, CUresult, DriverApi, graph_instantiate, stream_capture_status,
+};
 use metrale_driver_sim::{Profile, SimDriver};
 
 /// Kernels for both drivers: `nothing`, and `poke`, which writes a word to an address.
@@ -117,6 +121,14 @@ impl Cuda {
         exec_destroy => cuGraphExecDestroy(exec: u64);
         unload => cuModuleUnload(module: u64);
         function_set => cuFuncSetAttribute(function: u64, attribute: u32, value: i32);
+        free_async => cuMemFreeAsync(address: u64, stream: u64);
+        pool_destroy => cuMemPoolDestroy(pool: u64);
+        pool_trim => cuMemPoolTrimTo(pool: u64, bytes_to_keep: usize);
+        set_pool => cuDeviceSetMemPool(device: i32, pool: u64);
+        free_addresses => cuMemAddressFree(start: u64, bytes: usize);
+        release_physical => cuMemRelease(handle: u64);
+        map => cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
+        unmap => cuMemUnmap(address: u64, bytes: usize);
     }
 
     makers! {
@@ -132,6 +144,11 @@ impl Cuda {
         context_device => cuCtxGetDevice() -> i32;
         attribute => cuDeviceGetAttribute(attribute: u32, device: i32) -> i32;
         function_get => cuFuncGetAttribute(attribute: u32, function: u64) -> i32;
+        alloc_async => cuMemAllocAsync(bytes: usize, stream: u64) -> u64;
+        alloc_of_pool => cuMemAllocFromPoolAsync(bytes: usize, pool: u64, stream: u64) -> u64;
+        default_pool => cuDeviceGetDefaultMemPool(device: i32) -> u64;
+        current_pool => cuDeviceGetMemPool(device: i32) -> u64;
+        reserve => cuMemAddressReserve(bytes: usize, alignment: usize, wish: u64, flags: u64) -> u64;
     }
 
     pub(crate) fn end(&self, stream: u64) -> (CUresult, u64) {
@@ -295,6 +312,132 @@ impl Cuda {
         let (parameters, extra) = (parameters.as_mut_ptr(), std::ptr::null_mut());
         // SAFETY: one pointer for each parameter of `poke`, each to a local of its type.
         unsafe { self.api.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, extra) }
+    }
+}
+
+/// Pools and virtual memory.
+impl Cuda {
+    pub(crate) fn pool(&self, props: &CUmemPoolProps) -> Answer<u64> {
+        let mut pool = 0;
+        // SAFETY: the result pointer is a local, the other is to a structure.
+        let status = unsafe { self.api.cuMemPoolCreate(&mut pool, props) };
+        answer(status, pool)
+    }
+
+    /// A pool of device 0 that may reserve so many bytes, or (0) all there are.
+    pub(crate) fn new_pool(&self, max_bytes: usize) -> u64 {
+        let (allocType, location, maxSize) = (CU_MEM_ALLOCATION_TYPE_PINNED, on_device(0), max_bytes);
+        self.pool(&CUmemPoolProps { allocType, location, maxSize, ..CUmemPoolProps::default() }).unwrap()
+    }
+
+    /// An attribute of a pool that counts bytes.
+    pub(crate) fn pool_bytes(&self, pool: u64, attribute: u32) -> Answer<u64> {
+        let mut bytes = 0u64;
+        // SAFETY: the result pointer is a local of the attribute's type.
+        let status = unsafe { self.api.cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast()) };
+        answer(status, bytes)
+    }
+
+    pub(crate) fn pool_set_bytes(&self, pool: u64, attribute: u32, mut bytes: u64) -> CUresult {
+        // SAFETY: the pointer is to a local of the attribute's type.
+        unsafe { self.api.cuMemPoolSetAttribute(pool, attribute, (&raw mut bytes).cast()) }
+    }
+
+    /// An attribute of a pool that is a C `int`.
+    pub(crate) fn pool_flag(&self, pool: u64, attribute: u32) -> Answer<i32> {
+        let mut flag = 0i32;
+        // SAFETY: the result pointer is a local of the attribute's type.
+        let status = unsafe { self.api.cuMemPoolGetAttribute(pool, attribute, (&raw mut flag).cast()) };
+        answer(status, flag)
+    }
+
+    pub(crate) fn pool_set_flag(&self, pool: u64, attribute: u32, mut flag: i32) -> CUresult {
+        // SAFETY: the pointer is to a local of the attribute's type.
+        unsafe { self.api.cuMemPoolSetAttribute(pool, attribute, (&raw mut flag).cast()) }
+    }
+
+    pub(crate) fn pool_access(&self, pool: u64, mut location: CUmemLocation) -> Answer<u32> {
+        let mut flags = 0xDEAD;
+        // SAFETY: the pointers are to locals.
+        let status = unsafe { self.api.cuMemPoolGetAccess(&mut flags, pool, &mut location) };
+        answer(status, flags)
+    }
+
+    pub(crate) fn pool_set_access(&self, pool: u64, access: &[CUmemAccessDesc]) -> CUresult {
+        // SAFETY: the pointer is to so many structures.
+        unsafe { self.api.cuMemPoolSetAccess(pool, access.as_ptr(), access.len()) }
+    }
+
+    /// An attribute of an address that is a 64-bit number.
+    pub(crate) fn wide_attribute(&self, attribute: u32, address: u64) -> Answer<u64> {
+        let mut value = 0u64;
+        // SAFETY: the result pointer is a local of the attribute's type.
+        let status = unsafe { self.api.cuPointerGetAttribute((&raw mut value).cast(), attribute, address) };
+        answer(status, value)
+    }
+
+    pub(crate) fn granularity(&self, prop: &CUmemAllocationProp, option: u32) -> Answer<usize> {
+        let mut bytes = 0;
+        // SAFETY: the result pointer is a local, the other is to a structure.
+        let status = unsafe { self.api.cuMemGetAllocationGranularity(&mut bytes, prop, option) };
+        answer(status, bytes)
+    }
+
+    pub(crate) fn create(&self, bytes: usize, prop: &CUmemAllocationProp, flags: u64) -> Answer<u64> {
+        let mut handle = 0;
+        // SAFETY: the result pointer is a local, the other is to a structure.
+        let status = unsafe { self.api.cuMemCreate(&mut handle, bytes, prop, flags) };
+        answer(status, handle)
+    }
+
+    pub(crate) fn set_access(&self, address: u64, bytes: usize, access: &[CUmemAccessDesc]) -> CUresult {
+        // SAFETY: the pointer is to so many structures.
+        unsafe { self.api.cuMemSetAccess(address, bytes, access.as_ptr(), access.len()) }
+    }
+
+    pub(crate) fn access(&self, address: u64, location: CUmemLocation) -> Answer<u64> {
+        let mut flags = 0xDEAD;
+        // SAFETY: the pointers are to locals.
+        let status = unsafe { self.api.cuMemGetAccess(&mut flags, &location, address) };
+        answer(status, flags)
+    }
+
+    pub(crate) fn retain_physical(&self, address: u64) -> Answer<u64> {
+        let mut handle = 0;
+        let address = std::ptr::without_provenance_mut(address as usize);
+        // SAFETY: the result pointer is a local; the other is an address that the driver looks up.
+        let status = unsafe { self.api.cuMemRetainAllocationHandle(&mut handle, address) };
+        answer(status, handle)
+    }
+
+    pub(crate) fn properties(&self, handle: u64) -> Answer<CUmemAllocationProp> {
+        let mut prop = CUmemAllocationProp::default();
+        // SAFETY: the result pointer is a local.
+        let status = unsafe { self.api.cuMemGetAllocationPropertiesFromHandle(&mut prop, handle) };
+        answer(status, prop)
+    }
+}
+
+/// A device as a location of memory.
+pub(crate) fn on_device(id: i32) -> CUmemLocation {
+    CUmemLocation { type_: CU_MEM_LOCATION_TYPE_DEVICE, id }
+}
+
+/// Collects rows that differ, so that one run shows them all.
+#[derive(Default)]
+pub(crate) struct Table {
+    wrong: Vec<String>,
+}
+
+impl Table {
+    pub(crate) fn row<T: PartialEq + std::fmt::Debug>(&mut self, row: &str, got: T, expected: T) {
+        if got != expected {
+            self.wrong.push(format!("{row}: {got:?}, expected {expected:?}"));
+        }
+    }
+
+    pub(crate) fn check(self) {
+        assert!(self.wrong.is_empty(), "rows that differ:\n{}", self.wrong.join("\n"));
     }
 }
 
