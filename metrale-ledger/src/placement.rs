@@ -184,6 +184,22 @@ pub enum PlacementError {
         /// The id that was given.
         id: PlacementId,
     },
+    /// The device, or the greatest size of the pool, has too little physical memory left.
+    OutOfMemory {
+        /// What was asked for.
+        bytes: u64,
+        /// Physical memory that it would newly take.
+        new_bytes: u64,
+        /// What is left.
+        available_bytes: u64,
+    },
+    /// Piece and granularity of a pool do not fit together.
+    BadPoolRule {
+        /// The piece asked for, in bytes.
+        piece_bytes: u64,
+        /// The granularity asked for, in bytes.
+        granularity_bytes: u64,
+    },
     /// Chunk, granularity and page do not fit together.
     BadRule {
         /// The chunk asked for, in bytes.
@@ -209,6 +225,19 @@ impl fmt::Display for PlacementError {
                 f,
                 "placement {}.{} is not live: it was freed before, or belongs to another model",
                 id.slot, id.generation
+            ),
+            Self::OutOfMemory { bytes, new_bytes, available_bytes } => write!(
+                f,
+                "{} cannot be placed: that takes {} of physical memory and {} are left; free something, trim pools, or ask \
+                 for less",
+                counted(*bytes, "byte"),
+                counted(*new_bytes, "more byte"),
+                available_bytes
+            ),
+            Self::BadPoolRule { piece_bytes, granularity_bytes } => write!(
+                f,
+                "a piece of {piece_bytes} bytes and a granularity of {granularity_bytes} do not fit together: both must be \
+                 above 0, and the piece a multiple of the granularity"
             ),
             Self::BadRule { chunk_bytes, granularity_bytes, page_bytes } => write!(
                 f,

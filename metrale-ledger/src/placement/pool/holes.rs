@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A stretch in which nothing lies.
+/// A stretch in which nothing is live.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Hole {
     pub(super) start: u64,
@@ -25,13 +25,12 @@ impl Hole {
         (bytes > 0).then(|| Self { start: self.start + taken, bytes, age, ..self })
     }
 
-    /// Smallest first, then oldest.
     fn fit(self) -> Fit {
         (self.bytes, self.age, self.start)
     }
 }
 
-/// Bytes, age and start of a hole.
+/// Bytes, age and start of a hole: in this order the best fit comes first, and the oldest of equal ones.
 type Fit = (u64, u64, u64);
 
 /// A set of holes, no two of which overlap. Every operation costs O(log n).
@@ -52,21 +51,21 @@ impl Holes {
         self.fits_mut(hole.mapped).insert(hole.fit());
     }
 
-    /// Takes the hole that starts there, where there is one.
+    /// Removes the hole that starts there, where there is one.
     pub(super) fn remove(&mut self, start: u64) -> Option<Hole> {
         let hole = self.by_start.remove(&start)?;
         self.fits_mut(hole.mapped).remove(&hole.fit());
         Some(hole)
     }
 
-    /// Takes the hole that ends there, where there is one.
+    /// Removes the hole that ends there, where there is one.
     pub(super) fn remove_ending_at(&mut self, end: u64) -> Option<Hole> {
         let (&start, hole) = self.by_start.range(..end).next_back()?;
         if hole.end() == end { self.remove(start) } else { None }
     }
 
-    /// Marks the hole around `offset` as one with an unmapped piece.
-    pub(super) fn unmap(&mut self, offset: u64) {
+    /// Marks the hole around `offset`, where there is one, as a hole with an unmapped piece.
+    pub(super) fn mark_unmapped(&mut self, offset: u64) {
         let Some((_, hole)) = self.by_start.range_mut(..=offset).next_back() else { return };
         if hole.mapped && offset < hole.end() {
             hole.mapped = false;
@@ -76,33 +75,21 @@ impl Holes {
         }
     }
 
-    /// The best fit among the holes that are mapped: the smallest, then the oldest.
-    pub(super) fn best_mapped(&self, bytes: u64) -> Option<Hole> {
-        self.of(best(&self.mapped, bytes)?)
+    /// The mapped holes that take so many bytes, the best fit first.
+    pub(super) fn mapped_fits(&self, bytes: u64) -> impl Iterator<Item = Hole> {
+        let fits = self.mapped.range((bytes, 0, 0)..);
+        fits.filter_map(|&(_, _, start)| self.by_start.get(&start).copied())
     }
 
     /// The best fit among all holes.
     pub(super) fn best(&self, bytes: u64) -> Option<Hole> {
-        let fits = [best(&self.mapped, bytes), best(&self.unmapped, bytes)];
-        self.of(fits.into_iter().flatten().min()?)
-    }
-
-    fn of(&self, (_, _, start): Fit) -> Option<Hole> {
+        let first = |fits: &BTreeSet<Fit>| fits.range((bytes, 0, 0)..).next().copied();
+        let fits = [first(&self.mapped), first(&self.unmapped)];
+        let (_, _, start) = fits.into_iter().flatten().min()?;
         self.by_start.get(&start).copied()
-    }
-
-    /// All holes, youngest first.
-    pub(super) fn into_youngest_first(self) -> Vec<Hole> {
-        let mut holes: Vec<Hole> = self.by_start.into_values().collect();
-        holes.sort_unstable_by_key(|hole| std::cmp::Reverse(hole.age));
-        holes
     }
 
     fn fits_mut(&mut self, mapped: bool) -> &mut BTreeSet<Fit> {
         if mapped { &mut self.mapped } else { &mut self.unmapped }
     }
-}
-
-fn best(fits: &BTreeSet<Fit>, bytes: u64) -> Option<Fit> {
-    fits.range((bytes, 0, 0)..).next().copied()
 }

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a pool knows of streams: their pending frees, which of them come after which, and which are complete.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::holes::Hole;
+use super::pending::Pending;
+use super::space::Space;
+
+/// Work of a stream that has begun and not finished; see [`Pool::begin_work`](super::Pool::begin_work).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PoolWork(u64);
+
+/// A point in the order of a stream; see [`Pool::record`](super::Pool::record).
+#[derive(Clone, Debug, Default)]
+pub struct PoolEvent {
+    /// By stream: the time up to which its frees come before the event.
+    after: BTreeMap<u64, u64>,
+    /// Work that the event comes after.
+    work: BTreeSet<PoolWork>,
+}
+
+/// A stream is not past `work`. What it freed up to `time` counts as complete nevertheless.
+#[derive(Clone)]
+struct Block {
+    time: u64,
+    work: BTreeSet<PoolWork>,
+}
+
+#[derive(Clone, Default)]
+struct Stream {
+    /// Place in the order in which streams first used the pool.
+    rank: Option<u64>,
+    pending: Pending,
+    /// By other stream: the time up to which its frees come before what this one does next.
+    after: BTreeMap<u64, u64>,
+    /// The time up to which frees were seen to be complete.
+    known: u64,
+    blocks: Vec<Block>,
+}
+
+/// The streams of a pool. Time counts frees.
+#[derive(Clone, Default)]
+pub(super) struct Streams {
+    by_id: BTreeMap<u64, Stream>,
+    /// Ids of the streams that have pending frees, by rank.
+    with_pending: BTreeMap<u64, u64>,
+    next_rank: u64,
+    now: u64,
+    begun: u64,
+    unfinished: BTreeSet<PoolWork>,
+}
+
+impl Streams {
+    /// The stream uses the pool.
+    pub(super) fn touch(&mut self, id: u64) -> u64 {
+        let stream = self.by_id.entry(id).or_default();
+        *stream.rank.get_or_insert_with(|| {
+            self.next_rank += 1;
+            self.next_rank
+        })
+    }
+
+    pub(super) fn free(&mut self, id: u64, start: u64, bytes: u64) {
+        let rank = self.touch(id);
+        self.now += 1;
+        self.by_id.entry(id).or_default().pending.add(start, bytes, self.now);
+        self.with_pending.insert(rank, id);
+    }
+
+    /// The best fit among the stream's own pending frees.
+    pub(super) fn own(&self, id: u64, bytes: u64) -> Option<Hole> {
+        self.by_id.get(&id)?.pending.best(bytes, u64::MAX)
+    }
+
+    /// The best fit among what the first other stream freed that has one, up to where the stream waited for it.
+    pub(super) fn followed(&self, id: u64, bytes: u64) -> Option<(u64, Hole)> {
+        let after = &self.by_id.get(&id)?.after;
+        self.with_pending.values().filter(|&&other| other != id).find_map(|other| {
+            let pending = &self.by_id.get(other)?.pending;
+            Some((*other, pending.best(bytes, *after.get(other)?)?))
+        })
+    }
+
+    /// The best fit among what the first other stream freed that has one, of what is complete.
+    pub(super) fn completed(&mut self, id: u64, bytes: u64) -> Option<(u64, Hole)> {
+        let now = self.now;
+        self.with_pending.values().filter(|&&other| other != id).find_map(|other| {
+            let stream = self.by_id.get_mut(other)?;
+            let time = stream.complete_until(now);
+            Some((*other, stream.pending.best(bytes, time)?))
+        })
+    }
+
+    /// Takes so many bytes of a pending hole.
+    pub(super) fn take(&mut self, id: u64, hole: Hole, bytes: u64) {
+        if let Some(stream) = self.by_id.get_mut(&id) {
+            stream.pending.take(hole, bytes);
+        }
+        self.drop_empty(id);
+    }
+
+    /// Settles what is complete, of all streams.
+    pub(super) fn settle_completed(&mut self, space: &mut Space) {
+        for id in self.ids_with_pending() {
+            let now = self.now;
+            let time = self.by_id.get_mut(&id).map_or(0, |stream| stream.complete_until(now));
+            self.settle_until(id, time, space);
+        }
+    }
+
+    /// Settles what comes before the event; whether there was something.
+    pub(super) fn settle_before(&mut self, event: &PoolEvent, space: &mut Space) -> bool {
+        let ids = self.ids_with_pending().into_iter();
+        let times = ids.filter_map(|id| Some((id, *event.after.get(&id)?)));
+        times.fold(false, |any, (id, time)| self.settle_until(id, time, space) || any)
+    }
+
+    /// Settles everything; whether there was something.
+    pub(super) fn settle_all(&mut self, space: &mut Space) -> bool {
+        let ids = self.ids_with_pending().into_iter();
+        ids.fold(false, |any, id| self.settle_until(id, u64::MAX, space) || any)
+    }
+
+    pub(super) fn record(&self, id: u64) -> PoolEvent {
+        let Some(stream) = self.by_id.get(&id) else { return PoolEvent::default() };
+        let mut after = self.still_pending(&stream.after);
+        after.insert(id, self.now);
+        PoolEvent { after, work: stream.blocks.iter().flat_map(|block| &block.work).copied().collect() }
+    }
+
+    pub(super) fn wait(&mut self, id: u64, event: &PoolEvent) {
+        let work: BTreeSet<PoolWork> = event.work.intersection(&self.unfinished).copied().collect();
+        let mut after = self.still_pending(&event.after);
+        let stream = self.by_id.entry(id).or_default();
+        after.remove(&id);
+        for (other, time) in after {
+            let until = stream.after.entry(other).or_default();
+            *until = time.max(*until);
+        }
+        if !work.is_empty() {
+            let time = stream.known;
+            stream.blocks.push(Block { time, work });
+        }
+        let after = std::mem::take(&mut stream.after);
+        let after = self.still_pending(&after);
+        self.by_id.entry(id).or_default().after = after;
+    }
+
+    pub(super) fn begin_work(&mut self, id: u64) -> PoolWork {
+        let work = PoolWork(self.begun);
+        self.begun += 1;
+        self.unfinished.insert(work);
+        let stream = self.by_id.entry(id).or_default();
+        stream.known = self.now;
+        stream.blocks.push(Block { time: self.now, work: BTreeSet::from([work]) });
+        work
+    }
+
+    pub(super) fn finish_work(&mut self, work: PoolWork) {
+        if !self.unfinished.remove(&work) {
+            return;
+        }
+        for stream in self.by_id.values_mut() {
+            stream.blocks.retain_mut(|block| {
+                block.work.remove(&work);
+                !block.work.is_empty()
+            });
+        }
+    }
+
+    fn ids_with_pending(&self) -> Vec<u64> {
+        self.with_pending.values().copied().collect()
+    }
+
+    /// Settles what a stream freed up to `time`, the latest first; whether there was something.
+    fn settle_until(&mut self, id: u64, time: u64, space: &mut Space) -> bool {
+        let mut any = false;
+        if let Some(stream) = self.by_id.get_mut(&id) {
+            while let Some(freed) = stream.pending.pop_latest(time) {
+                space.settle(freed);
+                any = true;
+            }
+        }
+        self.drop_empty(id);
+        any
+    }
+
+    fn drop_empty(&mut self, id: u64) {
+        if let Some(Stream { rank: Some(rank), pending, .. }) = self.by_id.get(&id)
+            && pending.is_empty()
+        {
+            self.with_pending.remove(rank);
+        }
+    }
+
+    /// Of such times those up to which something is still pending.
+    fn still_pending(&self, after: &BTreeMap<u64, u64>) -> BTreeMap<u64, u64> {
+        let oldest = |id| self.by_id.get(id)?.pending.oldest();
+        let told = after.iter().filter(|&(id, time)| oldest(id).is_some_and(|oldest| oldest <= *time));
+        told.map(|(&id, &time)| (id, time)).collect()
+    }
+}
+
+impl Stream {
+    /// The time up to which its frees are complete, as far as the pool can know, and notes it.
+    fn complete_until(&mut self, now: u64) -> u64 {
+        match self.blocks.first() {
+            Some(block) => block.time,
+            None => {
+                self.known = now;
+                now
+            }
+        }
+    }
+}
