@@ -7,10 +7,11 @@ mod common;
 use std::collections::HashMap;
 use std::io::Read;
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::Cuda;
 use metrale_driver_sim::driver_sys::{DriverApi, pool_attribute as a};
-use metrale_driver_sim::{ContextGuard, on_both_drivers};
+use metrale_driver_sim::{ContextGuard, Profile, SimDriver, on_both_drivers};
 
 const NON_BLOCKING: u32 = 1;
 /// Free bytes of a fresh context before the first operation, in the logs of one stream.
@@ -184,10 +185,14 @@ fn replay_all(driver: Arc<dyn DriverApi>, gz: &[u8], operations: usize) {
             "streamquery" => ask(&|| cuda.stream_query(stream)),
             "eventquery" => ask(&|| cuda.event_query(event)),
             "record" => cuda.event_record(event, stream),
+            // The size names the event's stream.
+            "wait" => cuda.stream_wait(stream, events[size as usize], 0),
             "setthreshold" => cuda.pool_set_bytes(pool, a::RELEASE_THRESHOLD, size),
             "trim" => cuda.pool_trim(pool, size as usize),
             _ => panic!("{line}"),
         };
+        // The log was made so: in the pause the device reaches what it was given.
+        std::thread::sleep(Duration::from_micros(50));
         assert_eq!(got as u64, number(status), "row {row}: {line}");
         if matches!(action, "free" | "memfree") && got == 0 {
             live.remove(&pointer);
@@ -217,6 +222,8 @@ on_both_drivers! {
 
     /// Each way to wait, by three thresholds; frees by `cuMemFree`; bad frees; the null stream; trims.
     answers(driver) { replay_all(driver, include_bytes!("data/pool_answers_on_h200.csv.gz"), 197); }
+
+    three_streams(driver) { replay_all(driver, include_bytes!("data/pool_three_streams_on_h200.csv.gz"), 2390); }
 
     three_pools(driver) { replay_all(driver, include_bytes!("data/pool_three_pools_on_h200.csv.gz"), 2291); }
 
@@ -325,4 +332,39 @@ on_both_drivers! {
         assert_eq!((cuda.free_async(third, other), cuda.stream_sync(other)), (0, 0));
         bench.end();
     }
+}
+
+/// Measured with streams that waited for the host: what a stream freed behind unfinished work goes to itself and to streams that
+/// wait for it, and to no other. Here work is unfinished until somebody waits for it.
+#[test]
+fn memory_behind_unfinished_work() {
+    let driver: Arc<dyn DriverApi> = Arc::new(SimDriver::new(Profile::h200()));
+    let bench = Bench::new(&driver, 0);
+    let (cuda, pool) = (&bench.cuda, bench.pool);
+    let [waits, does_not_wait] = [bench.other_stream, cuda.stream(NON_BLOCKING).unwrap()];
+    bench.keep_all(pool);
+    let block = bench.alloc(10 * MIB);
+    assert_eq!(cuda.memset_async(block, 1, 10 * MIB, bench.stream), 0);
+    bench.free(block);
+    let event = cuda.event(0).unwrap();
+    assert_eq!((cuda.event_record(event, bench.stream), cuda.stream_wait(waits, event, 0)), (0, 0));
+    let on = |stream, mib: usize| cuda.alloc_of_pool(mib * MIB, pool, stream).unwrap();
+    let first = on(waits, 9);
+    assert_eq!(first, block);
+    let second = on(does_not_wait, 1);
+    assert_eq!(second, block + (10 << 20));
+    let third = on(bench.stream, 1);
+    assert_eq!(third, block + (9 << 20));
+
+    // The bytes of the two that share the freed block come after what was there.
+    assert_eq!((cuda.memset_async(first, 2, 9 * MIB, waits), cuda.stream_sync(waits)), (0, 0));
+    assert_eq!((cuda.memset_async(third, 3, MIB, bench.stream), cuda.stream_sync(bench.stream)), (0, 0));
+    assert_eq!(
+        (cuda.bytes(third - 2), cuda.bytes(third), cuda.bytes(third + (1 << 20) - 2)),
+        ([2; 2], [3; 2], [3; 2])
+    );
+    for (address, stream) in [(first, waits), (second, does_not_wait), (third, bench.stream)] {
+        assert_eq!(cuda.free_async(address, stream), 0);
+    }
+    assert_eq!((cuda.sync(), cuda.event_destroy(event)), (0, 0));
 }

@@ -118,7 +118,7 @@ impl Face {
             if attr <= LAST_INT {
                 // SAFETY: the trait's promise for result pointers.
                 let out = unsafe { Out::new(value.cast::<c_int>()) }?;
-                out.put(*model.memory.pools.reuse(pool, attr)?);
+                out.put(model.memory.pools.reuse(pool, attr)?.into());
             } else {
                 // SAFETY: as above.
                 let out = unsafe { Out::new(value.cast::<u64>()) }?;
@@ -139,8 +139,7 @@ impl Face {
             if attr <= LAST_INT {
                 // SAFETY: the trait's promise: `value` points to a value of the attribute's type.
                 let value = unsafe { get(value.cast_const().cast::<c_int>()) }?;
-                *model.memory.pools.reuse(pool, attr)? = c_int::from(value != 0);
-                return Ok(());
+                return model.memory.pools.set_reuse(pool, attr, value != 0);
             }
             // SAFETY: as above.
             let bytes = unsafe { get(value.cast_const().cast::<u64>()) }?;

@@ -19,18 +19,20 @@ mod access;
 mod account;
 mod mapping;
 mod pool;
+mod pools;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use metrale_driver_sys::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUresult};
+use metrale_ledger::placement::pool::PoolWork;
 use metrale_ledger::placement::{ChunkId, PlacementId};
 
 pub(crate) use self::access::{Access, Stray};
 use self::account::{Account, Chunks, KERNEL_NODE_BYTES};
 use self::mapping::{Mapping, VirtualMemory};
-use self::pool::Pools;
+use self::pools::Pools;
 use super::handle::DEVICE_WINDOW;
 use super::host::HostBlock;
 use super::space::AddressSpace;
@@ -81,6 +83,8 @@ struct PendingFree {
     bytes: u64,
     device: usize,
     kind: AllocationKind,
+    /// What the pool knows of the stream's work before it.
+    work: Option<PoolWork>,
 }
 
 /// All memory of an instance.
@@ -304,7 +308,7 @@ impl Memory {
     /// Sees that a device has so many free bytes; memory pools return what they do not use before it has not.
     fn need(&mut self, device: usize, bytes: u64) -> Result<(), CUresult> {
         if bytes > self.free_bytes(device) {
-            self.trim_pools(device);
+            self.trim_pools_but(device, None);
         }
         if bytes > self.free_bytes(device) { Err(CUDA_ERROR_OUT_OF_MEMORY) } else { Ok(()) }
     }

@@ -140,7 +140,7 @@ impl Model {
         let device = self.context()?;
         self.context_wait_call(device)?;
         self.run_all(device);
-        self.memory.synchronize_pools(device);
+        self.memory.synchronize_context(device);
         self.alive(device)
     }
 
@@ -176,8 +176,10 @@ impl Model {
                 None => return Err(CUDA_ERROR_INVALID_HANDLE),
             },
         };
+        let pools = self.memory.pools.record(stream);
         let event = self.events.get_mut(&handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         event.serial = serial;
+        event.pools = pools;
         event.state = state;
         Ok(())
     }
@@ -204,6 +206,9 @@ impl Model {
                 (None, Some(point)) => {
                     let after = point.into_iter().collect();
                     self.streams.submit(stream, Work::Wait, after);
+                    if let Some(event) = self.events.get(&handle) {
+                        self.memory.pools.wait(stream, &event.pools);
+                    }
                     Ok(())
                 }
             },
@@ -231,7 +236,9 @@ impl Model {
         let Some(point) = self.event_point(handle)? else { return Ok(()) };
         let device = self.event(handle)?.device;
         self.run(point);
-        self.settle_frees(point.stream);
+        if let Some(event) = self.events.get(&handle) {
+            self.memory.synchronize_event(&event.pools);
+        }
         self.alive(device)
     }
 

@@ -10,8 +10,6 @@ use super::work::Work;
 
 impl Model {
     /// `cuMemAllocAsync`, or from a pool that is named. 0 bytes are answered by address 0.
-    ///
-    /// What other streams freed into the pool may be used by this allocation, so their work runs up to those frees first.
     pub(crate) fn alloc_async(
         &mut self,
         pool: Option<u64>,
@@ -31,10 +29,6 @@ impl Model {
         if bytes == 0 {
             return Ok(0);
         }
-        for point in self.memory.pools.frees_of_others(pool, stream) {
-            self.run(point);
-        }
-        self.alive(device)?;
         self.memory.alloc_of_pool(pool, stream, bytes)
     }
 
@@ -45,11 +39,12 @@ impl Model {
         if address == 0 {
             return Ok(());
         }
-        let (serial, pool) = self.memory.begin_free(address, stream)?;
-        let point = self.streams.submit(stream, Work::Free { address, serial }, Vec::new());
-        if let (Some(pool), Some(point)) = (pool, point) {
-            self.memory.pools.freed_at(pool, point);
-        }
+        let serial = self.memory.freeable(address)?;
+        self.streams.submit(stream, Work::Free { address, serial }, Vec::new());
+        // Streams run late, so what was submitted and not waited for is work that takes its time: no other stream may use the
+        // memory before that is done, unless it waits for it.
+        let unfinished = self.streams.has_work(stream);
+        self.memory.begin_free(address, stream, unfinished);
         Ok(())
     }
 
@@ -72,11 +67,7 @@ impl Model {
             .map(|(handle, _)| handle)
             .collect();
         for stream in waited_for {
-            for (pool, last_free) in self.memory.pools.frees_of(stream) {
-                if last_free.is_none_or(|point| self.streams.is_done(point)) {
-                    self.memory.synchronize_pool(pool, stream);
-                }
-            }
+            self.memory.synchronize_stream(stream);
         }
     }
 

@@ -121,6 +121,28 @@ impl Streams {
         Some(Point { stream: handle, seq: stream.submitted })
     }
 
+    /// Whether work that takes its time must run before a stream's end is reached: anything but marks and frees.
+    pub(crate) fn has_work(&self, handle: u64) -> bool {
+        let mut open = vec![self.end(handle)];
+        let mut seen: HashMap<u64, u64> = HashMap::new();
+        while let Some(point) = open.pop() {
+            let Some(stream) = self.streams.get(&point.stream) else { continue };
+            let first = *seen.get(&point.stream).unwrap_or(&stream.completed);
+            if point.seq <= first {
+                continue;
+            }
+            seen.insert(point.stream, point.seq);
+            let queued = stream.queue.iter().take((point.seq - stream.completed) as usize);
+            for queued in queued.skip((first - stream.completed) as usize) {
+                if queued.work.takes_time() {
+                    return true;
+                }
+                open.extend(&queued.after);
+            }
+        }
+        false
+    }
+
     /// Whether a stream that the legacy stream waits for has work left.
     pub(crate) fn any_blocking_pending(&self, device: usize) -> bool {
         self.streams

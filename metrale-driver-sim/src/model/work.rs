@@ -98,6 +98,11 @@ impl Work {
         }
     }
 
+    /// Whether hardware is busy with it for a while.
+    pub(crate) fn takes_time(&self) -> bool {
+        !matches!(self, Self::Record { .. } | Self::Free { .. } | Self::Wait)
+    }
+
     fn bytes(&self) -> u64 {
         match self {
             Self::Copy(copy) => copy.width.saturating_mul(copy.rows),
