@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! [`Leaks`]: what was not given back, as plain data and as text.
+//! [`Leaks`]: what was not freed, destroyed or released, as plain data and as text.
 
 use core::fmt;
 
@@ -55,7 +55,7 @@ impl LeakedMemory {
     }
 }
 
-/// A handle that was not given back.
+/// A handle that was not destroyed or released.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct LeakedHandle {
@@ -87,7 +87,7 @@ impl From<(usize, usize)> for LeakedContext {
     }
 }
 
-/// Everything that was taken and not given back: what is alive now, and what was still there when a context ended.
+/// Everything that was made and not freed, destroyed or released: what is alive now, and what was alive when a context ended.
 ///
 /// ```
 /// use metrale_driver_sim::{Profile, SimDriver};
@@ -121,7 +121,7 @@ pub struct Leaks {
 }
 
 impl Leaks {
-    /// Whether everything was given back.
+    /// Whether nothing leaked.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.contexts.is_empty()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A number for each thread: contexts are current per thread, and captures remember who began them.
+//! A number for each thread: contexts are current per thread, and captures remember which thread began them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

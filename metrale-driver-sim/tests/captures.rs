@@ -391,11 +391,11 @@ on_both_drivers! {
             };
             twice("cuMemAlloc", &mut |_| keep(cuda.alloc(4096), &mut made));
             twice("cuMemAllocManaged", &mut |_| keep(cuda.alloc_managed(4096, 1), &mut made));
-            twice("cuMemFreeHost", &mut |turn| cuda.free_host(pinned[turn]));
-            twice("cuModuleUnload", &mut |turn| cuda.unload(modules[turn]));
+            twice("cuMemFreeHost", &mut |round| cuda.free_host(pinned[round]));
+            twice("cuModuleUnload", &mut |round| cuda.unload(modules[round]));
             if refused {
-                for turn in 0..2 {
-                    assert_eq!((cuda.free_host(pinned[turn]), cuda.unload(modules[turn])), (0, 0));
+                for round in 0..2 {
+                    assert_eq!((cuda.free_host(pinned[round]), cuda.unload(modules[round])), (0, 0));
                 }
             }
             made.into_iter().for_each(|memory| assert_eq!(cuda.free(memory), 0));

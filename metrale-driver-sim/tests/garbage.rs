@@ -14,7 +14,7 @@ use metrale_driver_sim::driver_sys::{
 use metrale_driver_sim::{Profile, SimDriver};
 use proptest::prelude::*;
 
-/// Room behind every host pointer that is valid: more than any size that an allocation can have here.
+/// Bytes behind every host pointer that is valid: more than any size that an allocation can have here.
 const SCRATCH_BYTES: usize = 8 << 20;
 
 /// What arguments are made of.
@@ -201,7 +201,7 @@ proptest! {
 
     #[test]
     fn any_call_is_answered(seed in any::<u64>()) {
-        // One per case, gone only after the driver, whose asynchronous copies may still hold it.
+        // One per case, freed only after the driver, whose asynchronous copies may still hold it.
         let mut scratch = vec![0u64; SCRATCH_BYTES / 8];
         let scratch = scratch.as_mut_ptr();
         let driver = SimDriver::new(Profile::h200());
@@ -238,7 +238,7 @@ proptest! {
             let function = draw(&mut source);
             let status = call(&driver, function, &mut source);
             prop_assert!((0..1000).contains(&status), "{function}: {status}");
-            // SAFETY: the scratch memory has room for a word.
+            // SAFETY: the scratch memory is longer than a word.
             let answer = unsafe { scratch.read() };
             if status == 0 && answer != 0 && source.pool.len() < 200 {
                 source.pool.push(answer);

@@ -54,8 +54,8 @@ impl Bench {
         Self { guard, cuda, stream, other_stream, pool, fresh }
     }
 
-    /// Bytes that left the free figure. On a GPU others may hold memory, so the difference counts.
-    fn taken(&self) -> u64 {
+    /// Bytes by which the free figure is lower. Other programs may hold memory of a GPU, so the difference counts.
+    fn held(&self) -> u64 {
         self.fresh - self.guard.memory_info().unwrap().0 as u64
     }
 
@@ -83,7 +83,7 @@ impl Bench {
 
     fn end(self) {
         assert_eq!((self.cuda.pool_destroy(self.pool), self.cuda.sync()), (0, 0));
-        assert_eq!(self.taken(), 0, "everything is back");
+        assert_eq!(self.held(), 0, "everything is back");
     }
 }
 
@@ -113,7 +113,7 @@ fn replay(driver: Arc<dyn DriverApi>, gz: &[u8], threshold: u64, synchronizes: b
         }
         let [got_used, got_reserved, ..] = bench.figures(bench.pool);
         assert_eq!((got_used, got_reserved), (number(used), number(reserved)), "row {row}: {line}");
-        assert_eq!(bench.taken(), FRESH_FREE_BYTES - number(free), "row {row}: {line}");
+        assert_eq!(bench.held(), FRESH_FREE_BYTES - number(free), "row {row}: {line}");
     }
     live.into_values().for_each(|address| bench.free(address));
     bench.end();
@@ -127,7 +127,7 @@ fn replay_all(driver: Arc<dyn DriverApi>, gz: &[u8], operations: usize) {
     let [third, fourth] = [(); 2].map(|()| cuda.stream(NON_BLOCKING).unwrap());
     let streams = [bench.stream, bench.other_stream, third, fourth];
     let events: Vec<u64> = (0..4).map(|_| cuda.event(2).unwrap()).collect();
-    let fresh = bench.taken();
+    let fresh = bench.held();
     let mut live: HashMap<u64, u64> = HashMap::new();
     let mut bases = HashMap::new();
     let mut recorded_fresh = None;
@@ -200,7 +200,7 @@ fn replay_all(driver: Arc<dyn DriverApi>, gz: &[u8], operations: usize) {
         let figures = [used, reserved, used_high, reserved_high].map(number);
         assert_eq!(bench.figures(pool), figures, "row {row}: {line}");
         let recorded_fresh = *recorded_fresh.get_or_insert(number(free));
-        assert_eq!(bench.taken() - fresh, recorded_fresh - number(free), "row {row}: {line}");
+        assert_eq!(bench.held() - fresh, recorded_fresh - number(free), "row {row}: {line}");
     }
     assert!(live.is_empty());
     pools[1..].iter().for_each(|&pool| assert_eq!(cuda.pool_destroy(pool), 0));
@@ -255,7 +255,7 @@ on_both_drivers! {
         assert_eq!(bench.figures(pool)[..2], [116 << 20, 128 << 20]);
         bench.free(first);
         bench.sync();
-        assert_eq!((bench.figures(pool)[..2].to_vec(), bench.taken()), (vec![26 << 20, 64 << 20], 64 << 20));
+        assert_eq!((bench.figures(pool)[..2].to_vec(), bench.held()), (vec![26 << 20, 64 << 20], 64 << 20));
         assert_eq!(cuda.alloc_of_pool(129 * MIB, pool, bench.stream), Err(2));
         others.into_iter().for_each(|address| bench.free(address));
         bench.end();
@@ -266,10 +266,10 @@ on_both_drivers! {
         let bench = Bench::new(&driver, 0);
         let address = bench.alloc(1000);
         assert_eq!(bench.cuda.pool_destroy(bench.pool), 0);
-        assert_eq!(bench.taken(), 32 << 20);
+        assert_eq!(bench.held(), 32 << 20);
         bench.free(address);
         bench.sync();
-        assert_eq!(bench.taken(), 0);
+        assert_eq!(bench.held(), 0);
     }
 
     /// Memory that a pool holds unused goes to `cuMemAlloc` and to another pool where they would fail, all at once.
@@ -282,18 +282,18 @@ on_both_drivers! {
             let address = bench.alloc(60 * GIB);
             bench.free(address);
             bench.sync();
-            assert_eq!((bench.figures(pool)[1], bench.taken()), (60 << 30, 60 << 30));
+            assert_eq!((bench.figures(pool)[1], bench.held()), (60 << 30, 60 << 30));
         };
         fill();
         let address = cuda.alloc(100 * GIB).unwrap();
-        assert_eq!((bench.figures(pool)[1], bench.taken()), (0, 100 << 30));
+        assert_eq!((bench.figures(pool)[1], bench.held()), (0, 100 << 30));
         assert_eq!(cuda.free(address), 0);
         fill();
         let address = cuda.alloc_of_pool(100 * GIB, other, bench.stream).unwrap();
-        assert_eq!((bench.figures(pool)[1], bench.taken()), (0, 100 << 30));
+        assert_eq!((bench.figures(pool)[1], bench.held()), (0, 100 << 30));
         bench.free(address);
         bench.sync();
-        assert_eq!((bench.taken(), cuda.pool_destroy(other)), (0, 0));
+        assert_eq!((bench.held(), cuda.pool_destroy(other)), (0, 0));
         bench.end();
     }
 

@@ -57,15 +57,15 @@ fn ninety_gigabytes_cost_the_host_nothing_until_they_are_written() {
 #[test]
 fn instances_share_nothing_and_work_in_parallel() {
     std::thread::scope(|scope| {
-        for turn in 0..8u8 {
+        for round in 0..8u8 {
             scope.spawn(move || {
                 let driver = sim();
                 let (cuda, guard) = open(&driver);
                 let address = cuda.alloc(1000).unwrap();
-                assert_eq!(cuda.upload(address, &[turn; 1000]), 0);
+                assert_eq!(cuda.upload(address, &[round; 1000]), 0);
                 for _ in 0..100 {
                     let more = cuda.alloc(5000).unwrap();
-                    assert_eq!(cuda.bytes(address), [turn; 1000]);
+                    assert_eq!(cuda.bytes(address), [round; 1000]);
                     assert_eq!(cuda.free(more), 0);
                 }
                 let taken = guard.memory_info().unwrap();
@@ -86,10 +86,10 @@ fn threads_on_one_instance_return_every_byte() {
             scope.spawn(move || {
                 assert_eq!(cuda.set_current(context), 0);
                 let mut live = Vec::new();
-                for turn in 0..500usize {
-                    live.push(cuda.alloc(1 + (turn * 7919 * (thread + 1)) % 5_000_000).unwrap());
-                    if turn % 3 == 0 {
-                        assert_eq!(cuda.free(live.swap_remove(turn % live.len())), 0);
+                for round in 0..500usize {
+                    live.push(cuda.alloc(1 + (round * 7919 * (thread + 1)) % 5_000_000).unwrap());
+                    if round % 3 == 0 {
+                        assert_eq!(cuda.free(live.swap_remove(round % live.len())), 0);
                     }
                 }
                 live.into_iter().for_each(|address| assert_eq!(cuda.free(address), 0));

@@ -66,9 +66,9 @@ fn memory(cuda: &Cuda, table: &mut Table) {
     table.row("free of null", cuda.free(0), 0);
     table.row("free of an interior pointer", cuda.free(a + 256), 1);
     table.row("free of what was never allocated", cuda.free(0x1234_5600), 1);
-    let gone = cuda.alloc(64 << 20).unwrap();
-    table.row("free", cuda.free(gone), 0);
-    table.row("second free", cuda.free(gone), 1);
+    let freed = cuda.alloc(64 << 20).unwrap();
+    table.row("free", cuda.free(freed), 0);
+    table.row("second free", cuda.free(freed), 1);
 
     let mut host = vec![0; 4096 + 5_000_000];
     for past in [1, 4096, 5_000_000] {
@@ -249,8 +249,8 @@ fn devices(cuda: &Cuda, table: &mut Table, device: i32) {
     let unknown = unsafe { cuda.api.cuGetErrorName(12_345, &mut text) };
     table.row("name of an unknown status", unknown, 1);
     // SAFETY: as above.
-    let known = unsafe { cuda.api.cuGetErrorName(2, &mut text) };
-    table.row("name of status 2", known, 0);
+    let found = unsafe { cuda.api.cuGetErrorName(2, &mut text) };
+    table.row("name of status 2", found, 0);
     // SAFETY: the driver's string is static.
     let text = unsafe { std::ffi::CStr::from_ptr(text) };
     table.row("name of status 2", text, c"CUDA_ERROR_OUT_OF_MEMORY");

@@ -64,7 +64,7 @@ fn numbers<T: core::str::FromStr<Err: core::fmt::Debug>>(list: &str) -> Vec<T> {
 }
 
 fn call(row: &[&str]) -> Call {
-    let named = |names: &[(&str, u32)], name: &str| names.iter().find(|known| known.0 == name).unwrap().1;
+    let named = |names: &[(&str, u32)], name: &str| names.iter().find(|named| named.0 == name).unwrap().1;
     Call {
         data_type: named(
             &[

@@ -52,32 +52,32 @@ fn unmapped(cuda: &Cuda, address: u64, granules: usize, handle: u64) {
 }
 
 on_both_drivers! {
-    /// Only `cuMemCreate` takes, and the last of release and unmap gives back.
+    /// Only `cuMemCreate` uses memory, until both release and unmap were called.
     figures(driver) {
         let guard = ContextGuard::new(&driver, 0).unwrap();
         let cuda = Cuda::new(&driver);
         let fresh = guard.memory_info().unwrap().0;
-        let taken = || (fresh - guard.memory_info().unwrap().0) / GRANULE;
+        let used = || (fresh - guard.memory_info().unwrap().0) / GRANULE;
         assert_eq!(cuda.attribute(attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 0), Ok(1));
         for option in [CU_MEM_ALLOC_GRANULARITY_MINIMUM, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED] {
             assert_eq!(cuda.granularity(&on(0), option), Ok(GRANULE));
         }
         let address = cuda.reserve(64 * GRANULE, 0, 0, 0).unwrap();
-        assert_eq!((address % STEP, taken()), (0, 0), "reserve");
+        assert_eq!((address % STEP, used()), (0, 0), "reserve");
         let handle = cuda.create(3 * GRANULE, &on(0), 0).unwrap();
-        assert_eq!(taken(), 3, "create");
-        assert_eq!((cuda.map(address, 3 * GRANULE, 0, handle, 0), taken()), (0, 3), "map");
-        assert_eq!((cuda.set_access(address, 3 * GRANULE, &read_write()), taken()), (0, 3), "access");
-        assert_eq!((cuda.memset(address, 7, 3 * GRANULE), cuda.sync(), taken()), (0, 0, 3), "touch");
-        assert_eq!((cuda.release_physical(handle), taken()), (0, 3), "a mapping keeps it");
+        assert_eq!(used(), 3, "create");
+        assert_eq!((cuda.map(address, 3 * GRANULE, 0, handle, 0), used()), (0, 3), "map");
+        assert_eq!((cuda.set_access(address, 3 * GRANULE, &read_write()), used()), (0, 3), "access");
+        assert_eq!((cuda.memset(address, 7, 3 * GRANULE), cuda.sync(), used()), (0, 0, 3), "touch");
+        assert_eq!((cuda.release_physical(handle), used()), (0, 3), "a mapping keeps it");
         assert_eq!(cuda.bytes(address + 3 * STEP - 2), [7; 2]);
-        assert_eq!((cuda.unmap(address, 3 * GRANULE), taken()), (0, 0), "unmap");
+        assert_eq!((cuda.unmap(address, 3 * GRANULE), used()), (0, 0), "unmap");
 
         let handle = cuda.create(5 * GRANULE, &on(0), 0).unwrap();
-        assert_eq!((cuda.map(address, 5 * GRANULE, 0, handle, 0), taken()), (0, 5));
-        assert_eq!((cuda.unmap(address, 5 * GRANULE), taken()), (0, 5), "the handle keeps it");
-        assert_eq!((cuda.release_physical(handle), taken()), (0, 0), "release");
-        assert_eq!((cuda.free_addresses(address, 64 * GRANULE), taken()), (0, 0), "free of the addresses");
+        assert_eq!((cuda.map(address, 5 * GRANULE, 0, handle, 0), used()), (0, 5));
+        assert_eq!((cuda.unmap(address, 5 * GRANULE), used()), (0, 5), "the handle keeps it");
+        assert_eq!((cuda.release_physical(handle), used()), (0, 0), "release");
+        assert_eq!((cuda.free_addresses(address, 64 * GRANULE), used()), (0, 0), "free of the addresses");
     }
 
     /// More than there is, while nothing is held and while most is.
@@ -314,7 +314,7 @@ fn access(cuda: &Cuda, table: &mut Table) {
     table.row("start", cuda.wide_attribute(pointer_attribute::RANGE_START_ADDR, address + 5), Ok(address));
     table.row("size", cuda.wide_attribute(pointer_attribute::RANGE_SIZE, address), Ok(2 * STEP));
     table.row("sync", cuda.sync(), 0);
-    table.row("access taken back", cuda.set_access(address, 2 * GRANULE, &may(none)), 0);
+    table.row("no access again", cuda.set_access(address, 2 * GRANULE, &may(none)), 0);
     table.row("memset after that", cuda.memset(address, 1, 16), 1);
 
     // In a capture that forbids what is unsafe.

@@ -105,7 +105,7 @@ macro_rules! declare {
     };
 }
 
-/// Turns the list's word into a boolean.
+/// The list's word as a boolean.
 macro_rules! is_required {
     (required) => {
         true

@@ -49,9 +49,9 @@ macro_rules! for_each_driver_function {
             required 3020 fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: $crate::CUdevice);
             /// One attribute of a device, by the numbers in [`attribute`]($crate::attribute).
             required 2000 fn cuDeviceGetAttribute(pi: *mut ::core::ffi::c_int, attrib: $crate::CUdevice_attribute, dev: $crate::CUdevice);
-            /// Takes a reference on the device's primary context, making it if need be.
+            /// Retains the device's primary context; the first reference creates it.
             required 7000 fn cuDevicePrimaryCtxRetain(pctx: *mut $crate::CUcontext, dev: $crate::CUdevice);
-            /// Gives a reference on the primary context back; the last one destroys it.
+            /// Releases the device's primary context; the last reference destroys it.
             required 11000 fn cuDevicePrimaryCtxRelease_v2(dev: $crate::CUdevice);
             /// The context current on the calling thread, 0 where none is.
             required 4000 fn cuCtxGetCurrent(pctx: *mut $crate::CUcontext);

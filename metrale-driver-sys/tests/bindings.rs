@@ -10,28 +10,28 @@ use metrale_driver_sys::{self as ours, DriverFn};
 
 /// What of an argument reaches the callee: its size, its alignment, and the size behind a pointer.
 trait Passed {
-    const SHAPE: Shape;
+    const LAYOUT: Layout;
 }
 
 /// Size and alignment of an argument, and the size of what it points to (0 for values and opaque pointees).
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
-struct Shape {
+struct Layout {
     size: usize,
     align: usize,
     pointee: usize,
 }
 
-const fn value<T>() -> Shape {
-    Shape { size: size_of::<T>(), align: align_of::<T>(), pointee: 0 }
+const fn value<T>() -> Layout {
+    Layout { size: size_of::<T>(), align: align_of::<T>(), pointee: 0 }
 }
 
-const fn pointer<T>() -> Shape {
+const fn pointer<T>() -> Layout {
     // Handles of the peer are pointers to opaque structures: the pointee has no meaning, only the handle's size has.
-    Shape { size: size_of::<*mut T>(), align: align_of::<*mut T>(), pointee: size_of::<T>() }
+    Layout { size: size_of::<*mut T>(), align: align_of::<*mut T>(), pointee: size_of::<T>() }
 }
 
 macro_rules! values {
-    ($($ty:ty),* $(,)?) => { $(impl Passed for $ty { const SHAPE: Shape = value::<$ty>(); })* };
+    ($($ty:ty),* $(,)?) => { $(impl Passed for $ty { const LAYOUT: Layout = value::<$ty>(); })* };
 }
 // c_int, c_uint, c_float, u64 (also a C unsigned long long), usize and c_uchar; the peer's enumerations.
 values!(i32, u32, f32, u64, usize, c_uchar, peer::CUdevice_attribute_enum, peer::CUpointer_attribute_enum);
@@ -42,8 +42,8 @@ values!(peer::CUmemPool_attribute_enum, peer::CUmemAllocationGranularity_flags_e
 
 macro_rules! pointers {
     ($($ty:ty),* $(,)?) => { $(
-        impl Passed for *mut $ty { const SHAPE: Shape = pointer::<$ty>(); }
-        impl Passed for *const $ty { const SHAPE: Shape = pointer::<$ty>(); }
+        impl Passed for *mut $ty { const LAYOUT: Layout = pointer::<$ty>(); }
+        impl Passed for *const $ty { const LAYOUT: Layout = pointer::<$ty>(); }
     )* };
 }
 pointers!(i32, u32, f32, u64, usize, c_char, c_void, *mut c_void, *const c_char, *const c_void);
@@ -63,22 +63,22 @@ pointers!(peer::CUjit_option_enum, peer::CUstreamCaptureStatus_enum, peer::CUmem
 
 macro_rules! handles {
     ($($ty:ty),* $(,)?) => { $(
-        impl Passed for *mut $ty { const SHAPE: Shape = value::<*mut $ty>(); }
-        impl Passed for *mut *mut $ty { const SHAPE: Shape = pointer::<*mut $ty>(); }
+        impl Passed for *mut $ty { const LAYOUT: Layout = value::<*mut $ty>(); }
+        impl Passed for *mut *mut $ty { const LAYOUT: Layout = pointer::<*mut $ty>(); }
     )* };
 }
 handles!(peer::CUctx_st, peer::CUmod_st, peer::CUfunc_st, peer::CUstream_st, peer::CUevent_st);
 handles!(peer::CUgraph_st, peer::CUgraphExec_st, peer::CUgraphNode_st, peer::CUmemPoolHandle_st);
 
-/// The shapes of a function's arguments, its result last.
+/// The layouts of a function's arguments, its result last.
 trait Signature {
-    fn shapes(&self) -> Vec<Shape>;
+    fn layouts(&self) -> Vec<Layout>;
 }
 
 macro_rules! signatures {
     ($($arg:ident)*) => {
         impl<R: Passed $(, $arg: Passed)*> Signature for unsafe fn($($arg),*) -> R {
-            fn shapes(&self) -> Vec<Shape> { vec![$($arg::SHAPE,)* R::SHAPE] }
+            fn layouts(&self) -> Vec<Layout> { vec![$($arg::LAYOUT,)* R::LAYOUT] }
         }
     };
 }
@@ -103,14 +103,14 @@ macro_rules! compare {
     ($($(#[$meta:meta])* $need:ident $since:literal fn $name:ident($($arg:ident: $ty:ty),* $(,)?);)*) => {
         [$((
             DriverFn::$name,
-            vec![$(<$ty as Passed>::SHAPE,)* <ours::CUresult as Passed>::SHAPE],
+            vec![$(<$ty as Passed>::LAYOUT,)* <ours::CUresult as Passed>::LAYOUT],
             {
                 #[allow(unused_imports)]
                 use peer::*;
                 #[cfg(metrale_scale)]
                 #[allow(unused_imports)]
                 use renamed::*;
-                Signature::shapes(&($name as unsafe fn($(compare!(@any $ty)),*) -> _))
+                Signature::layouts(&($name as unsafe fn($(compare!(@any $ty)),*) -> _))
             },
         )),*]
     };

@@ -141,7 +141,7 @@ impl Model {
         self.refuse(&hit, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
     }
 
-    /// A call that a capture may forbid because it may wait for work or touch memory of others.
+    /// A call that a capture may forbid because it may wait for work or touch memory that captured work uses.
     pub(crate) fn unsafe_call(&mut self, device: usize) -> Result<(), CUresult> {
         let me = thread::number();
         let forbids = |capture: &Capture| match capture.mode {
@@ -253,7 +253,7 @@ impl Model {
         Ok(())
     }
 
-    /// Takes a stream that is destroyed out of its capture, which cannot be ended properly any more.
+    /// Removes a stream that is destroyed from its capture, which cannot be ended properly any more.
     pub(crate) fn capture_leave(&mut self, handle: u64, id: u64) {
         let Some(capture) = self.captures.get_mut(&id) else { return };
         if capture.origin == handle {

@@ -57,7 +57,7 @@ impl Model {
         Ok(device)
     }
 
-    /// 709 where the context is gone, or the fault that it died of.
+    /// 709 where the context was destroyed, or the fault that lost it.
     pub(crate) fn alive(&self, device: usize) -> Result<(), CUresult> {
         let context = &self.contexts[device];
         match context.fault {
@@ -137,7 +137,7 @@ impl Model {
         Ok(())
     }
 
-    /// Runs out a context's work and destroys everything in it; what the caller had not given back is remembered.
+    /// Runs out a context's work and destroys everything in it; what the caller had not freed is remembered.
     fn end_context(&mut self, device: usize) {
         self.run_all(device);
         let mut left = self.live(Some(device));

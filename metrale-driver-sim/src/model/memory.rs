@@ -6,7 +6,7 @@
 //!
 //! | what | here |
 //! |---|---|
-//! | primary context | the profile's figure, given back with the context |
+//! | primary context | the profile's figure, until the context ends |
 //! | module globals | packed by the same rule into chunks of their own |
 //! | streams | a pool of 2 MiB chunks by the highest number alive at once, kept to the context's end |
 //! | instantiated graph | the place of a stream for a moment; 2480 bytes a kernel node from a pool of 2 MiB chunks that never shrinks |
@@ -145,7 +145,7 @@ impl Memory {
         self.store.backing_bytes()
     }
 
-    /// Takes the context's share.
+    /// Takes the context's bytes off the free figure.
     pub(crate) fn open_context(&mut self, device: usize) -> Result<(), CUresult> {
         let bytes = self.profiles[device].context_bytes;
         self.need(device, bytes)?;
@@ -270,7 +270,7 @@ impl Memory {
         Ok(())
     }
 
-    /// What the stream took stays in the pool for later ones.
+    /// What the stream used stays in the pool for later ones.
     pub(crate) fn close_stream(&mut self, device: usize) {
         self.accounts[device].streams -= 1;
     }
@@ -320,17 +320,17 @@ impl Memory {
         let page = self.profiles[device].packing.page_bytes();
         let placement = self.accounts[device].chunks(chunks);
         let pages = placement.would_take(bytes).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
-        let taken = pages.checked_mul(page).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        self.need(device, taken)?;
-        let fresh = match taken {
+        let new_bytes = pages.checked_mul(page).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        self.need(device, new_bytes)?;
+        let fresh = match new_bytes {
             0 => None,
-            _ => Some(self.space.alloc(taken).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?),
+            _ => Some(self.space.alloc(new_bytes).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?),
         };
         let placed = match self.accounts[device].chunks(chunks).alloc(bytes) {
             Ok(placed) => placed,
             Err(_) => {
                 if let Some(base) = fresh {
-                    self.space.free(base, taken);
+                    self.space.free(base, new_bytes);
                 }
                 return Err(CUDA_ERROR_OUT_OF_MEMORY);
             }
@@ -338,7 +338,7 @@ impl Memory {
         let key = (device, chunks, placed.chunk);
         if let Some(base) = fresh {
             self.bases.insert(key, base);
-            self.mapped.insert(base, taken);
+            self.mapped.insert(base, new_bytes);
         }
         let base = self.bases.get(&key).copied().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         Ok((placed.id, base + placed.offset_bytes))

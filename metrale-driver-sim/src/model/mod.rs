@@ -2,7 +2,7 @@
 //! The model: what the software driver knows, as state machines that never touch a caller's pointer.
 //!
 //! One [`Model`] stands behind one lock. Its methods answer what the driver would, `Err` holding the status; `driver`
-//! turns raw arguments into theirs and back. Host memory is reached in `host` only, when work runs.
+//! converts raw arguments to theirs and back. Host memory is reached in `host` only, when work runs.
 
 pub(crate) mod capture;
 pub(crate) mod context;

@@ -274,7 +274,7 @@ fn best_entry<'e, 'a>(entries: &'e [FatbinEntry<'a>], target: &Target) -> Option
         .or_else(|| all().max_by_key(|entry| rank(entry)))
 }
 
-/// The bytes of an image of which only the address is known: up to the NUL for text, as far as the headers say for a
+/// The bytes of an image given by its address alone: up to the NUL for text, as far as the headers say for a
 /// cubin or a fatbin.
 ///
 /// # Safety

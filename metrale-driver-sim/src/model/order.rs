@@ -61,7 +61,7 @@ impl Model {
         }
     }
 
-    /// Gives work to a stream: into its capture, or to its queue; then the point at which it is done.
+    /// Submits work to a stream: into its capture, or to its queue, and then returns the point at which it is done.
     pub(crate) fn enqueue(
         &mut self,
         stream: u64,
@@ -77,7 +77,7 @@ impl Model {
         }
     }
 
-    /// Gives work to a stream and, unless it was captured, runs it; then the fault it may have met.
+    /// Submits work to a stream and, unless it was captured, runs it. Returns the fault that the context has then.
     pub(crate) fn enqueue_and_run(&mut self, stream: u64, work: Work) -> Result<(), CUresult> {
         if let Some(point) = self.enqueue(stream, work, Vec::new())? {
             self.run(point);

@@ -41,8 +41,8 @@ impl Model {
         }
         let serial = self.memory.freeable(address)?;
         self.streams.submit(stream, Work::Free { address, serial }, Vec::new());
-        // Streams run late, so what was submitted and not waited for is work that takes its time: no other stream may use the
-        // memory before that is done, unless it waits for it.
+        // Streams run late, so work that was submitted and not waited for is unfinished. No other stream may use the memory before
+        // that work is done, unless the stream waits for it.
         let unfinished = self.streams.has_work(stream);
         self.memory.begin_free(address, stream, unfinished);
         Ok(())

@@ -36,10 +36,10 @@ impl AddressSpace {
 
     /// The start of `bytes` at a multiple of `alignment`; both are multiples of the page.
     pub(crate) fn alloc_aligned(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
-        let room = bytes.checked_add(alignment)?;
-        let start = self.alloc(room)?;
+        let whole = bytes.checked_add(alignment)?;
+        let start = self.alloc(whole)?;
         let aligned = start.next_multiple_of(alignment);
-        for (from, to) in [(start, aligned), (aligned + bytes, start + room)] {
+        for (from, to) in [(start, aligned), (aligned + bytes, start + whole)] {
             if from < to {
                 self.free(from, to - from);
             }

@@ -3,7 +3,7 @@
 //!
 //! Memory is held in blocks of 64 KiB by device address. A block that was never written is absent and shows the fresh
 //! byte; a block filled whole with one 32-bit pattern (a memset, zeros of a weight file) costs a few bytes; only mixed
-//! content costs its size. So a device of 150 GB with 90 GB allocated, even zeroed, takes megabytes of the host.
+//! content costs its size. So a device of 150 GB with 90 GB allocated, even zeroed, needs megabytes of the host.
 
 use std::collections::BTreeMap;
 
@@ -62,18 +62,18 @@ impl Store {
         let (mut at, mut left) = (address, len);
         while left > 0 {
             let offset = (at % BLOCK as u64) as usize;
-            let take = left.min((BLOCK - offset) as u64);
+            let part = left.min((BLOCK - offset) as u64);
             let block = at / BLOCK as u64;
             // The word as seen from this piece's start.
-            let turned = word.rotate_right(8 * ((at - address) % 4) as u32);
-            if take == BLOCK as u64 {
-                self.put(block, Block::Fill(turned));
+            let rotated = word.rotate_right(8 * ((at - address) % 4) as u32);
+            if part == BLOCK as u64 {
+                self.put(block, Block::Fill(rotated));
             } else {
                 let bytes = self.bytes_of(block);
-                repeat(turned, 0, &mut bytes[offset..offset + take as usize]);
+                repeat(rotated, 0, &mut bytes[offset..offset + part as usize]);
             }
-            at += take;
-            left -= take;
+            at += part;
+            left -= part;
         }
     }
 
@@ -121,9 +121,8 @@ fn pieces(address: u64, len: usize) -> impl Iterator<Item = (u64, usize, core::o
         }
         let at = address + done as u64;
         let offset = (at % BLOCK as u64) as usize;
-        let take = (len - done).min(BLOCK - offset);
-        let part = done..done + take;
-        done += take;
+        let part = done..done + (len - done).min(BLOCK - offset);
+        done = part.end;
         Some((at / BLOCK as u64, offset, part))
     })
 }

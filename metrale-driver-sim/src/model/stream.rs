@@ -16,7 +16,7 @@
 //! ```
 //!
 //! A query of pending work answers 600 and runs nothing; the next query first runs what the former saw. A polling loop
-//! so ends at its second turn, and whoever ignores the 600 still sees old data.
+//! so ends at its second query, and a caller that ignores the 600 still sees old data.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -39,7 +39,7 @@ pub(crate) enum StreamKind {
     Legacy,
     Blocking,
     NonBlocking,
-    /// The per-thread default stream: blocking, and nobody's to destroy.
+    /// The per-thread default stream: blocking, and no caller can destroy it.
     PerThread,
 }
 
@@ -121,7 +121,7 @@ impl Streams {
         Some(Point { stream: handle, seq: stream.submitted })
     }
 
-    /// Whether work that takes its time must run before a stream's end is reached: anything but marks and frees.
+    /// Whether work that keeps the device busy must run before a stream's end is reached: anything but marks and frees.
     pub(crate) fn has_work(&self, handle: u64) -> bool {
         let mut open = vec![self.end(handle)];
         let mut seen: HashMap<u64, u64> = HashMap::new();
@@ -134,7 +134,7 @@ impl Streams {
             seen.insert(point.stream, point.seq);
             let queued = stream.queue.iter().take((point.seq - stream.completed) as usize);
             for queued in queued.skip((first - stream.completed) as usize) {
-                if queued.work.takes_time() {
+                if queued.work.keeps_busy() {
                     return true;
                 }
                 open.extend(&queued.after);
@@ -168,12 +168,12 @@ impl Streams {
         ends
     }
 
-    /// Whether a point is passed; a stream that is gone ran out its work.
+    /// Whether a point is passed; a destroyed stream has run all its work.
     pub(crate) fn is_done(&self, point: Point) -> bool {
         self.streams.get(&point.stream).is_none_or(|stream| stream.completed >= point.seq)
     }
 
-    /// Takes the next operation that must run for the points in `wanted` to be passed, or `None` when all are.
+    /// Removes and returns the next operation that must run for the points in `wanted` to be passed, or `None` when all are.
     /// Operations wait only for earlier ones, so following what the head of a queue waits for always ends at one that
     /// can run. `wanted` is the path so far, kept by the caller from one operation to the next.
     pub(crate) fn next_for(&mut self, wanted: &mut Vec<Point>) -> Option<(usize, Work)> {

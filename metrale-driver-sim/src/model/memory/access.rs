@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who may touch which byte, and the touching.
+//! Which bytes may be accessed, and the accesses.
 
 use super::account::MANAGED_ONCE_BYTES;
 use super::{Allocation, AllocationKind, Memory};
@@ -20,7 +20,7 @@ pub(crate) enum Access {
     Replay,
 }
 
-/// Memory that nobody owns was touched.
+/// An access outside of every allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stray {
     pub(crate) address: u64,
@@ -254,10 +254,10 @@ impl Memory {
         let first = if self.accounts[device].managed == 0 { MANAGED_ONCE_BYTES } else { 0 };
         // Managed memory may pass what the device has: the rest then stays on the host.
         let free = self.accounts[device].free().saturating_sub(first);
-        let taken = allocation.bytes.next_multiple_of(page).min(free);
+        let resident = allocation.bytes.next_multiple_of(page).min(free);
         if let AllocationKind::Managed { resident_bytes } = &mut allocation.kind {
-            *resident_bytes = taken;
+            *resident_bytes = resident;
         }
-        self.accounts[device].managed += first + taken;
+        self.accounts[device].managed += first + resident;
     }
 }

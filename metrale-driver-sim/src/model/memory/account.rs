@@ -78,7 +78,7 @@ impl Account {
             self.physical,
         ]
         .iter()
-        .fold(self.total, |free, taken| free.saturating_sub(*taken))
+        .fold(self.total, |free, used| free.saturating_sub(*used))
     }
 
     /// What the pool of streams holds once `peak` of them were alive at once.
