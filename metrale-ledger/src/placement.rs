@@ -228,11 +228,8 @@ impl fmt::Display for PlacementError {
             ),
             Self::OutOfMemory { bytes, new_bytes, available_bytes } => write!(
                 f,
-                "{} cannot be placed: that takes {} of physical memory and {} are left; free something, trim pools, or ask \
-                 for less",
-                counted(*bytes, "byte"),
-                counted(*new_bytes, "more byte"),
-                available_bytes
+                "an allocation of {bytes} bytes cannot be placed: it needs {new_bytes} more bytes of physical memory and \
+                 {available_bytes} are left; free something, trim pools, or ask for less"
             ),
             Self::BadPoolRule { piece_bytes, granularity_bytes } => write!(
                 f,

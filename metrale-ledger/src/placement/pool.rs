@@ -2,33 +2,39 @@
 //! The driver's stream-ordered memory pool (`cuMemAllocAsync`) as a pure model: where an allocation lands in the pool's
 //! range, and what the pool keeps reserved.
 //!
-//! Measured on an H200 (driver 580.159.04) and held to address, used and reserved bytes of every recorded operation:
+//! Measured on an H200 (driver 580.159.04):
 //!
 //! - A size is rounded up to the granularity (512 bytes). Addresses come from one range, which grows at its end.
-//! - Physical memory comes in pieces (32 MiB), mapped where an allocation needs them. An idle piece, one that nothing live or
-//!   pending touches, is used before a new one is made: where it is, or moved, the one with the highest address first.
-//! - What is freed is **pending** in the order of its stream. Pending frees of one stream merge with each other; they become
-//!   part of the pool's holes, and merge with those, when they are **settled**.
-//! - An allocation looks (1) at the pending frees of its own stream, (2) at the pool's holes each piece of which is mapped, (3)
-//!   at what other streams freed before an event that its stream waited for, (4) at what other streams freed and is complete.
-//!   In (3) and (4) the streams come in the order in which they first used the pool, and the first that has a place gives it.
-//!   Then (5) all frees that are complete are settled, and it looks at all holes, mapped or not; (6) the end of the range is
-//!   used last. It takes the **smallest** place that fits, the **oldest** among those of one size, at its **start**; age counts
-//!   from the moment a hole got its present extent.
-//! - A stream's frees are settled the latest first, streams in the order in which they first used the pool. The rest of a
-//!   pending hole counts as freed when the hole was.
-//! - A synchronise (of a stream, an event or the context) settles what it waited for, that is, the frees of other streams which
-//!   come before it through events too. If that was something, or the threshold was set since the last synchronise, idle pieces
-//!   are given back, the highest first, until at most the **release threshold** is reserved. A query does none of this.
-//! - A trim leaves the fewest whole pieces that are at least the bytes it is told, and takes idle ones only.
+//! - Physical memory comes in pieces (32 MiB), mapped where an allocation needs them. A piece is **idle** when it is mapped and
+//!   nothing live or pending touches it. Idle pieces are used before new ones are made: where they are, else moved, the
+//!   highest address first.
+//! - A free is **pending** in its stream. Pending frees of one stream merge with each other. When they are **settled** they
+//!   become holes of the pool, and merge with other holes.
+//! - An allocation searches in this order:
+//!   1. pending frees of its own stream;
+//!   2. holes whose pieces are all mapped;
+//!   3. pending frees of other streams from before an event that its stream waited for;
+//!   4. pending frees of other streams that are complete;
+//!   5. after settling all pending frees that are complete: all holes, mapped or not;
+//!   6. the end of the range.
 //!
-//! With the default attributes, at 52,000 recorded operations on one to three streams and one to three pools, no address,
-//! used or reserved figure and no high-water mark differs. What is only modelled:
+//!   In 3 and 4 the streams come in the order in which they first used the pool, and the first with a place that fits is used.
+//!   At each step the **smallest** place that fits is used, the **oldest** among those of one size, at its **start**. The age
+//!   of a place counts from the moment it got its present extent.
+//! - Frees of one stream are settled latest first, streams in the order in which they first used the pool. The rest of a
+//!   pending place that was reused in part counts as freed when the place was.
+//! - A synchronise (of a stream, an event or the context) settles the frees it waited for, including those of other streams that
+//!   come before it through events. If it settled any, or the release threshold was set since the last synchronise, idle pieces
+//!   are released, the highest first, until no more than the **release threshold** is reserved. A query does neither.
+//! - A trim releases idle pieces, the highest first, while at least the given bytes stay reserved. It settles nothing.
 //!
-//! - `CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES` has no effect here. On the H200 turning it off made a difference only
-//!   where streams waited for unfinished work: in one of two such logs 85 of 1,265 addresses differ, none is reserved wrong.
-//! - Which pieces are left mapped where memory ran out (their number is measured), what other pending frees `cuMemFree` of a
-//!   pool's allocation settles, and what is refused once a pool's greatest size is near.
+//! Held to 38 recorded logs with 82,000 operations on up to three streams and three pools: no address, no used or reserved
+//! figure and no high-water mark differs. In none of them had `CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES` an effect, so the
+//! model has no such switch.
+//!
+//! Only modelled, not measured: which pieces stay mapped when memory runs out (their number is measured), what `cuMemFree` of a
+//! pool's allocation settles beside it, and allocations that would pass a pool's greatest size because of fragmentation. Not
+//! modelled: the range itself ends, at twice the device's memory or twice the pool's greatest size.
 //!
 //! ```
 //! use metrale_ledger::placement::pool::{Pool, PoolRule};
@@ -42,7 +48,7 @@
 //! assert_eq!((weight.new_bytes, bias.new_bytes), (64 << 20, 0));
 //! pool.free(stream, weight.id)?;
 //! assert_eq!((pool.used_bytes(), pool.reserved_bytes()), (1000, 64 << 20));
-//! // The release threshold is 0: a synchronise gives back the piece that nothing touches.
+//! // The release threshold is 0, so a synchronise releases the piece that nothing touches any more.
 //! pool.synchronize(stream);
 //! assert_eq!(pool.reserved_bytes(), 32 << 20);
 //! # Ok::<(), metrale_ledger::placement::PlacementError>(())
@@ -53,6 +59,7 @@ mod live;
 mod pending;
 mod pieces;
 mod rule;
+mod search;
 mod space;
 mod streams;
 
@@ -61,7 +68,8 @@ use std::fmt;
 use holes::Hole;
 use live::Live;
 pub use rule::{PoolReuse, PoolRule};
-use space::{Space, Spot};
+use search::Place;
+use space::Space;
 use streams::Streams;
 pub use streams::{PoolEvent, PoolWork};
 
@@ -76,22 +84,14 @@ pub struct PoolPlaced {
     pub offset_bytes: u64,
     /// What the pool keeps for it: the size rounded up, in bytes.
     pub rounded_bytes: u64,
-    /// Physical memory newly taken from the device for it, in bytes: 0 when idle pieces served.
+    /// Physical memory newly reserved for it, in bytes: 0 when mapped pieces were enough.
     pub new_bytes: u64,
-}
-
-/// Where the next allocation goes.
-#[derive(Clone, Copy)]
-enum Place {
-    /// What this stream freed, and is not settled.
-    Pending(u64, Hole),
-    Spot(Spot),
 }
 
 /// A pool and what lies in it. Streams are numbers that the caller chooses.
 ///
-/// Operations cost O(log n) in the number of holes and pending frees, for each stream with pending frees that they look at. Only
-/// where a stream waited for an event, or has unfinished work, may a look pass over more of them.
+/// An operation costs O(log n) in the number of holes and pending frees, times the number of streams with pending frees. The
+/// search in another stream's frees costs up to O(n) where only some of them may be reused yet.
 #[derive(Clone)]
 pub struct Pool {
     space: Space,
@@ -128,7 +128,7 @@ impl Pool {
         self.space.rule()
     }
 
-    /// Sets the most that the pool may reserve, in bytes, of which the last piece counts as a whole (`CUmemPoolProps::maxSize`).
+    /// Sets the most that the pool may reserve, in bytes, rounded up to whole pieces (`CUmemPoolProps::maxSize`).
     pub fn set_max_bytes(&mut self, bytes: u64) {
         self.max_bytes = bytes;
     }
@@ -138,22 +138,23 @@ impl Pool {
         self.reuse = reuse;
     }
 
-    /// Places `bytes` in the order of `stream`, however much physical memory that takes.
+    /// Places `bytes` in the order of `stream` (`cuMemAllocAsync`). The device's memory is taken to be enough.
     ///
     /// # Errors
     /// [`PlacementError::ZeroBytes`], [`PlacementError::TooLarge`], [`PlacementError::TooManyBlocks`], and
-    /// [`PlacementError::OutOfMemory`] where the pool's greatest size is passed. Nothing is placed then, but pending frees may
-    /// have been settled, as by the driver.
+    /// [`PlacementError::OutOfMemory`] where the pool's greatest size would be passed. Nothing is placed then, but pending
+    /// frees may have been settled, as by the driver.
     pub fn alloc(&mut self, stream: u64, bytes: u64) -> Result<PoolPlaced, PlacementError> {
         self.alloc_within(stream, bytes, u64::MAX)
     }
 
     /// As [`alloc`](Self::alloc), on a device that has `available_bytes` of physical memory left.
     ///
-    /// Where that is too little, the driver keeps what it could map before it failed, and so does the model: the pool then
-    /// reserves all whole pieces of `available_bytes` more, until a synchronise or a trim gives them back. A size above all of the
-    /// device's memory the driver refuses without that, so such a call should not be made. Before the driver fails, for want of memory or
-    /// because of the pool's greatest size, it trims all other pools to 0; `cuMemAlloc` trims all pools.
+    /// Where that is too little, the driver keeps the pieces it could map before it failed, and so does the model: all of
+    /// `available_bytes` that are whole pieces are then reserved and idle.
+    ///
+    /// What the driver does beside it is the caller's: it refuses a size above the device's whole memory without mapping
+    /// anything; before it fails otherwise, it trims all other pools to 0; `cuMemAlloc` trims all pools before it fails.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc), and [`PlacementError::OutOfMemory`].
@@ -173,7 +174,7 @@ impl Pool {
         let mut new_bytes = 0;
         let start = match place {
             Place::Pending(owner, hole) => {
-                self.streams.take(owner, hole, rounded);
+                self.streams.reuse(owner, hole, rounded);
                 hole.start
             }
             Place::Spot(spot) => {
@@ -186,7 +187,7 @@ impl Pool {
                     return out_of_memory(allowed);
                 }
                 if new_bytes > available_bytes {
-                    self.space.map_in_vain(entered, available_bytes / piece_bytes);
+                    self.space.map_idle(entered, available_bytes / piece_bytes);
                     self.note_reserved();
                     return out_of_memory(available_bytes);
                 }
@@ -200,8 +201,8 @@ impl Pool {
         Ok(PoolPlaced { id, offset_bytes: start, rounded_bytes: rounded, new_bytes })
     }
 
-    /// Bytes of physical memory that [`alloc`](Self::alloc) of `bytes` on `stream` would newly take now. Where pending frees
-    /// would have to be settled for it, this looks at a copy of holes and pending frees, so it costs O(n) then.
+    /// Bytes of physical memory that [`alloc`](Self::alloc) of `bytes` on `stream` would newly reserve now. Changes nothing. Costs
+    /// O(n) where pending frees would have to be settled for it, because that is tried on a copy.
     ///
     /// # Errors
     /// [`PlacementError::ZeroBytes`], [`PlacementError::TooLarge`].
@@ -232,8 +233,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Frees an allocation outside the order of streams (`cuMemFree`): the device is synchronized, the space is a hole at once, and
-    /// idle pieces are given back down to the threshold. As on the H200, [`used_bytes`](Self::used_bytes) never comes down for it.
+    /// Frees an allocation outside the order of streams (`cuMemFree`): everything is settled, the allocation too, and idle pieces
+    /// are released down to the threshold. As on the H200, [`used_bytes`](Self::used_bytes) goes on counting it for good.
     ///
     /// # Errors
     /// [`PlacementError::NotLive`] for an id that was freed before or is not of this pool; nothing changes then.
@@ -245,58 +246,58 @@ impl Pool {
         Ok(())
     }
 
-    /// The stream is synchronized: what it freed, and what comes before that through events, is settled.
+    /// The stream is synchronized: its frees are settled, and those that come before its end through events.
     pub fn synchronize(&mut self, stream: u64) {
         self.synchronize_event(&self.streams.record(stream));
     }
 
-    /// The event is synchronized: what comes before it is settled.
+    /// The event is synchronized: the frees before it are settled.
     pub fn synchronize_event(&mut self, event: &PoolEvent) {
         let any = self.streams.settle_before(event, &mut self.space);
         self.after_synchronize(any);
     }
 
-    /// The context is synchronized: everything is settled.
+    /// The context is synchronized: all frees are settled.
     pub fn synchronize_all(&mut self) {
         let any = self.streams.settle_all(&mut self.space);
         self.after_synchronize(any);
     }
 
-    /// An event of `stream`, of the operations on this pool.
+    /// An event recorded on `stream`, as far as this pool is concerned: with several pools, each has its own of one CUDA event.
     pub fn record(&self, stream: u64) -> PoolEvent {
         self.streams.record(stream)
     }
 
-    /// What `stream` does from here on comes after the event.
+    /// `stream` waits for the event (`cuStreamWaitEvent`).
     pub fn wait(&mut self, stream: u64, event: &PoolEvent) {
         self.streams.wait(stream, event);
     }
 
-    /// The stream begins work that takes its time, such as a kernel: until [`finish_work`](Self::finish_work), what it
-    /// frees is not complete, nor is what streams free that wait for its events. Without such calls, all that was freed is complete.
+    /// The stream begins work that takes its time, such as a kernel. Until [`finish_work`](Self::finish_work), frees of the
+    /// stream after it are not complete, nor are those of streams that wait for an event behind it. Where this is never called, each
+    /// free is complete at once.
     pub fn begin_work(&mut self, stream: u64) -> PoolWork {
         self.streams.begin_work(stream)
     }
 
-    /// The work is done. Nothing happens where it was done before.
+    /// The work is finished. Nothing changes where it was finished before.
     pub fn finish_work(&mut self, work: PoolWork) {
         self.streams.finish_work(work);
     }
 
-    /// Sets what a synchronise leaves reserved at most, in bytes, where the rest is idle; `u64::MAX` for all. The next synchronise
-    /// obeys it, whether it settles something or not.
+    /// Sets the bytes down to which a synchronise releases idle pieces (`CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`). The next
+    /// synchronise does so whether it settles any free or not.
     pub fn set_release_threshold(&mut self, bytes: u64) {
         self.release_threshold = bytes;
         self.threshold_is_new = true;
     }
 
-    /// What a synchronise leaves reserved at most, in bytes.
+    /// The bytes down to which a synchronise releases idle pieces.
     pub fn release_threshold(&self) -> u64 {
         self.release_threshold
     }
 
-    /// Gives back idle pieces, the highest first, as long as at least `min_bytes` stay reserved (`cuMemPoolTrimTo`). Pending
-    /// frees are not settled.
+    /// Releases idle pieces, the highest first, while at least `min_bytes` stay reserved (`cuMemPoolTrimTo`).
     pub fn trim_to(&mut self, min_bytes: u64) {
         self.space.shrink_to(min_bytes.div_ceil(self.rule().piece_bytes()));
     }
@@ -341,32 +342,6 @@ impl Pool {
         Some(self.live.slot(id)?.bytes)
     }
 
-    /// Finds the place for so many bytes where nothing need be mapped or settled for it.
-    fn find_at_once(&self, stream: u64, rounded: u64) -> Option<Place> {
-        if let Some(hole) = self.streams.own(stream, rounded) {
-            return Some(Place::Pending(stream, hole));
-        }
-        if let Some(hole) = self.space.best_mapped(rounded) {
-            return Some(Place::Spot(Spot::Hole(hole)));
-        }
-        let followed = self.reuse.follow_events.then(|| self.streams.followed(stream, rounded));
-        followed.flatten().map(|(owner, hole)| Place::Pending(owner, hole))
-    }
-
-    /// Finds the place for so many bytes; settles what is complete where nothing else fits.
-    fn find(&mut self, stream: u64, rounded: u64) -> Place {
-        if let Some(place) = self.find_at_once(stream, rounded) {
-            return place;
-        }
-        if self.reuse.opportunistic {
-            if let Some((owner, hole)) = self.streams.completed(stream, rounded) {
-                return Place::Pending(owner, hole);
-            }
-            self.streams.settle_completed(&mut self.space);
-        }
-        Place::Spot(self.space.best(rounded))
-    }
-
     fn after_synchronize(&mut self, settled: bool) {
         if std::mem::take(&mut self.threshold_is_new) || settled {
             self.release();
@@ -377,7 +352,7 @@ impl Pool {
         self.space.shrink_to(self.release_threshold / self.rule().piece_bytes());
     }
 
-    /// What the pool's greatest size leaves to reserve.
+    /// How much more the pool may reserve.
     fn allowed_bytes(&self) -> u64 {
         let max = self.max_bytes.checked_next_multiple_of(self.rule().piece_bytes());
         max.unwrap_or(u64::MAX).saturating_sub(self.reserved_bytes())

@@ -20,9 +20,9 @@ impl Hole {
     }
 
     /// What is left of it behind an allocation at its start.
-    pub(super) fn rest(self, taken: u64, age: u64) -> Option<Self> {
-        let bytes = self.bytes - taken;
-        (bytes > 0).then(|| Self { start: self.start + taken, bytes, age, ..self })
+    pub(super) fn rest(self, placed: u64, age: u64) -> Option<Self> {
+        let bytes = self.bytes - placed;
+        (bytes > 0).then(|| Self { start: self.start + placed, bytes, age, ..self })
     }
 
     fn fit(self) -> Fit {

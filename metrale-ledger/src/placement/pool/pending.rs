@@ -42,8 +42,8 @@ impl Pending {
         self.holes.mapped_fits(bytes).find(|hole| self.time_of.get(&hole.start).is_some_and(|&at| at <= time))
     }
 
-    /// Takes so many bytes at the start of a hole. The rest was freed when the hole was.
-    pub(super) fn take(&mut self, hole: Hole, bytes: u64) {
+    /// Places so many bytes at the start of a hole. The rest was freed when the hole was.
+    pub(super) fn reuse(&mut self, hole: Hole, bytes: u64) {
         self.holes.remove(hole.start);
         let time = self.forget_time(hole.start);
         if let (Some(time), Some(rest)) = (time, hole.rest(bytes, 0)) {

@@ -86,7 +86,7 @@ impl Space {
         (entered.end - entered.start).saturating_sub(self.idle.count())
     }
 
-    /// Takes the space at the spot, and maps the pieces entered. Returns the start.
+    /// Places so many bytes at the spot, and maps the pieces entered. Returns the start.
     pub(super) fn occupy(&mut self, spot: Spot, rounded: u64, entered: Range<u64>) -> u64 {
         self.mapped_pieces += self.new_pieces(&entered);
         let missing = entered.end - entered.start - self.idle.remove(entered);
@@ -107,8 +107,8 @@ impl Space {
         }
     }
 
-    /// Maps as many of the pieces entered as the idle ones and `new` more allow, and leaves them idle.
-    pub(super) fn map_in_vain(&mut self, entered: Range<u64>, new: u64) {
+    /// Maps the first of the pieces entered, as many as all idle ones and `new` more are, and leaves them idle.
+    pub(super) fn map_idle(&mut self, entered: Range<u64>, new: u64) {
         let pieces = self.unmap_highest(u64::MAX) + new;
         self.idle.insert(entered.start..entered.start + pieces);
         self.mapped_pieces += new;
@@ -131,12 +131,12 @@ impl Space {
         }
     }
 
-    /// Unmaps idle pieces, the highest first, until `pieces` are mapped or none is idle.
+    /// Releases idle pieces, the highest first, until `pieces` are mapped or none is idle.
     pub(super) fn shrink_to(&mut self, pieces: u64) {
         self.mapped_pieces -= self.unmap_highest(self.mapped_pieces.saturating_sub(pieces));
     }
 
-    /// Takes up to so many idle pieces from where they are, the highest first, and returns how many.
+    /// Unmaps up to so many idle pieces, the highest first, and returns how many. They still count as mapped.
     fn unmap_highest(&mut self, at_most: u64) -> u64 {
         let mut left = at_most;
         while let Some(run) = self.idle.remove_highest(left) {

@@ -20,10 +20,13 @@ pub struct PoolEvent {
     work: BTreeSet<PoolWork>,
 }
 
-/// A stream is not past `work`. What it freed up to `time` counts as complete nevertheless.
+/// A stream is not past `work`. What it freed before counts as complete, as far as that was seen.
 #[derive(Clone)]
 struct Block {
+    /// The time up to which other streams see its frees to be complete.
     time: u64,
+    /// The time up to which the stream itself does.
+    own_time: u64,
     work: BTreeSet<PoolWork>,
 }
 
@@ -92,34 +95,35 @@ impl Streams {
         })
     }
 
-    /// Takes so many bytes of a pending hole.
-    pub(super) fn take(&mut self, id: u64, hole: Hole, bytes: u64) {
+    /// Places so many bytes at the start of a pending hole.
+    pub(super) fn reuse(&mut self, id: u64, hole: Hole, bytes: u64) {
         if let Some(stream) = self.by_id.get_mut(&id) {
-            stream.pending.take(hole, bytes);
+            stream.pending.reuse(hole, bytes);
         }
         self.drop_empty(id);
     }
 
-    /// Settles what is complete, of all streams.
-    pub(super) fn settle_completed(&mut self, space: &mut Space) {
+    /// Settles what is complete, of all streams, as `viewer` sees it.
+    pub(super) fn settle_completed(&mut self, viewer: u64, space: &mut Space) {
         for id in self.ids_with_pending() {
             let now = self.now;
-            let time = self.by_id.get_mut(&id).map_or(0, |stream| stream.complete_until(now));
+            let Some(stream) = self.by_id.get_mut(&id) else { continue };
+            let time = match stream.blocks.first() {
+                Some(block) if id == viewer => block.own_time,
+                _ => stream.complete_until(now),
+            };
             self.settle_until(id, time, space);
         }
     }
 
     /// Settles what comes before the event; whether there was something.
     pub(super) fn settle_before(&mut self, event: &PoolEvent, space: &mut Space) -> bool {
-        let ids = self.ids_with_pending().into_iter();
-        let times = ids.filter_map(|id| Some((id, *event.after.get(&id)?)));
-        times.fold(false, |any, (id, time)| self.settle_until(id, time, space) || any)
+        self.settle_each(space, |id| event.after.get(&id).copied().unwrap_or(0))
     }
 
     /// Settles everything; whether there was something.
     pub(super) fn settle_all(&mut self, space: &mut Space) -> bool {
-        let ids = self.ids_with_pending().into_iter();
-        ids.fold(false, |any, id| self.settle_until(id, u64::MAX, space) || any)
+        self.settle_each(space, |_| u64::MAX)
     }
 
     pub(super) fn record(&self, id: u64) -> PoolEvent {
@@ -140,7 +144,8 @@ impl Streams {
         }
         if !work.is_empty() {
             let time = stream.known;
-            stream.blocks.push(Block { time, work });
+            let own_time = if stream.blocks.is_empty() { self.now } else { time };
+            stream.block(time, own_time, work);
         }
         let after = std::mem::take(&mut stream.after);
         let after = self.still_pending(&after);
@@ -153,7 +158,8 @@ impl Streams {
         self.unfinished.insert(work);
         let stream = self.by_id.entry(id).or_default();
         stream.known = self.now;
-        stream.blocks.push(Block { time: self.now, work: BTreeSet::from([work]) });
+        let (time, own_time) = (self.now, self.now);
+        stream.block(time, own_time, BTreeSet::from([work]));
         work
     }
 
@@ -171,6 +177,15 @@ impl Streams {
 
     fn ids_with_pending(&self) -> Vec<u64> {
         self.with_pending.values().copied().collect()
+    }
+
+    /// Settles what each stream freed up to its time; whether there was something.
+    fn settle_each(&mut self, space: &mut Space, time_of: impl Fn(u64) -> u64) -> bool {
+        let mut any = false;
+        for id in self.ids_with_pending() {
+            any |= self.settle_until(id, time_of(id), space);
+        }
+        any
     }
 
     /// Settles what a stream freed up to `time`, the latest first; whether there was something.
@@ -197,12 +212,20 @@ impl Streams {
     /// Of such times those up to which something is still pending.
     fn still_pending(&self, after: &BTreeMap<u64, u64>) -> BTreeMap<u64, u64> {
         let oldest = |id| self.by_id.get(id)?.pending.oldest();
-        let told = after.iter().filter(|&(id, time)| oldest(id).is_some_and(|oldest| oldest <= *time));
-        told.map(|(&id, &time)| (id, time)).collect()
+        let times = after.iter().filter(|&(id, time)| oldest(id).is_some_and(|oldest| oldest <= *time));
+        times.map(|(&id, &time)| (id, time)).collect()
     }
 }
 
 impl Stream {
+    /// Stays behind more work. Blocks that differ in nothing else are one.
+    fn block(&mut self, time: u64, own_time: u64, work: BTreeSet<PoolWork>) {
+        match self.blocks.last_mut() {
+            Some(last) if (last.time, last.own_time) == (time, own_time) => last.work.extend(work),
+            _ => self.blocks.push(Block { time, own_time, work }),
+        }
+    }
+
     /// The time up to which its frees are complete, as far as the pool can know, and notes it.
     fn complete_until(&mut self, now: u64) -> u64 {
         match self.blocks.first() {
