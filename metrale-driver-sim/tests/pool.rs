@@ -119,19 +119,22 @@ fn replay(driver: Arc<dyn DriverApi>, gz: &[u8], threshold: u64, synchronizes: b
     bench.end();
 }
 
-/// A log of several streams and pools with every kind of call, statuses among them.
-fn replay_all(driver: Arc<dyn DriverApi>, gz: &[u8], operations: usize) {
+/// A log of several streams and pools with every kind of call, statuses among them. One stream may be the null stream.
+fn replay_all(driver: Arc<dyn DriverApi>, gz: &[u8], operations: usize, null_stream: Option<usize>) {
     let bench = Bench::new(&driver, 0);
     let cuda = &bench.cuda;
     let mut pools = vec![bench.pool];
     let [third, fourth] = [(); 2].map(|()| cuda.stream(NON_BLOCKING).unwrap());
-    let streams = [bench.stream, bench.other_stream, third, fourth];
+    let mut streams = [bench.stream, bench.other_stream, third, fourth];
+    if let Some(null) = null_stream {
+        streams[null] = 0;
+    }
     let events: Vec<u64> = (0..4).map(|_| cuda.event(2).unwrap()).collect();
     let fresh = bench.held();
     let mut live: HashMap<u64, u64> = HashMap::new();
     let mut bases = HashMap::new();
     let mut recorded_fresh = None;
-    let header = "Action,Pool,Stream,Pointer,Size,Used,Reserved,Free,UsedHigh,ReservedHigh,Status";
+    let header = "Action,Pool,Stream,Pointer,Size,Used,Reserved,Free,UsedHigh,ReservedHigh,Result";
     let lines = lines_of(gz, header);
     assert_eq!(lines.len(), operations);
     for (row, line) in lines.iter().enumerate() {
@@ -145,10 +148,8 @@ fn replay_all(driver: Arc<dyn DriverApi>, gz: &[u8], operations: usize) {
         if action == "createpool" {
             pools.push(cuda.new_pool(size as usize));
         }
-        let (stream, event) = match stream {
-            "null" => (0, events[0]),
-            at => (streams[number(at) as usize], events[number(at) as usize]),
-        };
+        let stream = number(stream) as usize;
+        let (stream, event) = (streams[stream], events[stream]);
         let pool = pools[at];
         // An address of the log that is not live is one inside an allocation, or none at all.
         let here = |pointer: u64| match (live.get(&pointer), bases.get(&at)) {
@@ -188,6 +189,9 @@ fn replay_all(driver: Arc<dyn DriverApi>, gz: &[u8], operations: usize) {
             // The size names the event's stream.
             "wait" => cuda.stream_wait(stream, events[size as usize], 0),
             "setthreshold" => cuda.pool_set_bytes(pool, a::RELEASE_THRESHOLD, size),
+            "resetused" => cuda.pool_set_bytes(pool, a::USED_MEM_HIGH, size),
+            "resetreserved" => cuda.pool_set_bytes(pool, a::RESERVED_MEM_HIGH, size),
+            "flagoff" => cuda.pool_set_flag(pool, size as u32, 0),
             "trim" => cuda.pool_trim(pool, size as usize),
             _ => panic!("{line}"),
         };
@@ -221,11 +225,16 @@ on_both_drivers! {
     mixed_2(driver) { replay(driver, recorded!("mixed-2"), u64::MAX, true); }
 
     /// Each way to wait, by three thresholds; frees by `cuMemFree`; bad frees; the null stream; trims.
-    answers(driver) { replay_all(driver, include_bytes!("data/pool_answers_on_h200.csv.gz"), 197); }
+    answers(driver) { replay_all(driver, recorded!("fixed"), 197, Some(3)); }
 
-    three_streams(driver) { replay_all(driver, include_bytes!("data/pool_three_streams_on_h200.csv.gz"), 2390); }
-
-    three_pools(driver) { replay_all(driver, include_bytes!("data/pool_three_pools_on_h200.csv.gz"), 2291); }
+    three_streams(driver) { replay_all(driver, recorded!("three-mixed-0"), 2390, None); }
+    three_pools(driver) { replay_all(driver, recorded!("pools-mixed"), 2291, None); }
+    thresholds_and_trims(driver) { replay_all(driver, recorded!("thr-mixed"), 2937, None); }
+    two_streams_and_events(driver) { replay_all(driver, recorded!("two-mixed-max"), 2783, None); }
+    no_opportunistic_reuse(driver) { replay_all(driver, recorded!("two-opport-off"), 2689, None); }
+    a_threshold_between(driver) { replay_all(driver, recorded!("some-mixed-64m"), 2932, None); }
+    sizes_at_the_borders(driver) { replay_all(driver, recorded!("edge-unsync-max"), 1569, None); }
+    wide_sizes(driver) { replay_all(driver, recorded!("unsync-wide-max"), 2506, None); }
 
     /// The marks can be set to 0 only, and then begin with what is there now.
     high_water_marks(driver) {
@@ -294,6 +303,26 @@ on_both_drivers! {
         bench.free(address);
         bench.sync();
         assert_eq!((bench.held(), cuda.pool_destroy(other)), (0, 0));
+        bench.end();
+    }
+
+    /// An allocation that fails because memory ran out leaves its pool with all whole pieces that there were.
+    a_failed_allocation_keeps_what_it_got(driver) {
+        let bench = Bench::new(&driver, 0);
+        let (cuda, pool, piece) = (&bench.cuda, bench.pool, 32 << 20);
+        bench.keep_all(pool);
+        let address = bench.alloc(60 * GIB);
+        let free = bench.guard.memory_info().unwrap().0 as u64;
+        assert_eq!(cuda.alloc_of_pool(120 * GIB, pool, bench.stream), Err(2));
+        let reserved = (60 << 30) + free / piece * piece;
+        assert_eq!((bench.figures(pool)[..2].to_vec(), bench.held()), (vec![60 << 30, reserved], reserved));
+        bench.free(address);
+        bench.sync();
+        let address = bench.alloc(130 * GIB);
+        assert_eq!(bench.figures(pool)[..2], [130 << 30, reserved]);
+        assert_eq!((cuda.pool_trim(pool, 0), bench.held()), (0, 130 << 30));
+        bench.free(address);
+        bench.sync();
         bench.end();
     }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Streams: in-order queues that run late.
 //!
-//! Work is queued when it is submitted and runs only when somebody waits for it: on synchronization of its stream, of an
+//! Work is queued when it is submitted and runs only when a call waits for it: on synchronization of its stream, of an
 //! event behind it or of the context, through work of another stream that depends on it, by the second of two queries,
 //! and before memory is freed. So what was not waited for has not happened, and a missing synchronization shows as wrong
 //! data, always and not once in a thousand runs.

@@ -5,7 +5,7 @@
 //! rule lets them; the device has the memory back when the stream is synchronized.
 
 use metrale_driver_sys::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUresult};
-use metrale_ledger::placement::pool::{PoolEvent, PoolWork};
+use metrale_ledger::placement::pool::PoolEvent;
 
 use super::pools::MemoryPool;
 use super::{Allocation, AllocationKind, Chunks, Memory, PendingFree};
