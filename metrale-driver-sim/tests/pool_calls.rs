@@ -203,3 +203,37 @@ fn pools_belong_to_one_device() {
     assert_eq!(cuda.pool_set_access(here, &[access]), 0);
     assert_eq!(cuda.pool_access(here, on_device(1)), Ok(CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
 }
+
+#[test]
+fn a_free_behind_a_wait_is_behind_what_the_event_waits_for() {
+    let driver = SimDriver::new(Profile::h200());
+    let (cuda, _guard) = open(&driver);
+    let [busy, waits, other] = [(); 3].map(|()| cuda.stream(NON_BLOCKING).unwrap());
+    let event = cuda.event(0).unwrap();
+    let address = cuda.alloc_async(4096, busy).unwrap();
+    assert_eq!((cuda.memset_async(address, 1, 4096, busy), cuda.event_record(event, busy)), (0, 0));
+    assert_eq!((cuda.stream_wait(waits, event, 0), cuda.free_async(address, waits)), (0, 0));
+    // The memset has not run, so the memory is not free for a stream that waits for nothing.
+    let elsewhere = cuda.alloc_async(4096, other).unwrap();
+    assert_ne!(elsewhere, address);
+    // A blocking stream is behind the legacy stream in the same way.
+    let blocking = cuda.stream(0).unwrap();
+    assert_eq!((cuda.memset(elsewhere, 2, 4096), cuda.free_async(elsewhere, blocking)), (0, 0));
+    assert!(![address, elsewhere].contains(&cuda.alloc_async(4096, other).unwrap()));
+    // Once the work is done, both are.
+    assert_eq!((cuda.stream_sync(blocking), cuda.stream_sync(waits)), (0, 0));
+    assert_eq!(cuda.alloc_async(8192, other), Ok(address));
+}
+
+#[test]
+fn frees_without_work_are_free_for_others_at_once_however_many_there_are() {
+    let driver = SimDriver::new(Profile::h200());
+    let (cuda, _guard) = open(&driver);
+    let [first, second] = [(); 2].map(|()| cuda.stream(NON_BLOCKING).unwrap());
+    for round in 0..50_000 {
+        let (from, to) = if round % 2 == 0 { (first, second) } else { (second, first) };
+        let address = cuda.alloc_async(1000, from).unwrap();
+        assert_eq!(cuda.free_async(address, to), 0);
+    }
+    assert_eq!(cuda.pool_bytes(cuda.default_pool(0).unwrap(), a::RESERVED_MEM_HIGH), Ok(32 << 20));
+}

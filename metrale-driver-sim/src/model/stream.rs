@@ -53,11 +53,22 @@ pub(crate) struct Stream {
     completed: u64,
     /// What the last query saw.
     queried: u64,
+    /// So many of the first operations need no work that keeps the device busy. What was found once stays so.
+    light: u64,
 }
 
 impl Stream {
     pub(crate) fn new(device: usize, kind: StreamKind) -> Self {
-        Self { device, kind, capture: None, queue: VecDeque::new(), submitted: 0, completed: 0, queried: 0 }
+        Self {
+            device,
+            kind,
+            capture: None,
+            queue: VecDeque::new(),
+            submitted: 0,
+            completed: 0,
+            queried: 0,
+            light: 0,
+        }
     }
 
     /// Whether it and the legacy stream wait for each other.
@@ -122,22 +133,27 @@ impl Streams {
     }
 
     /// Whether work that keeps the device busy must run before a stream's end is reached: anything but marks and frees.
-    pub(crate) fn has_work(&self, handle: u64) -> bool {
+    pub(crate) fn has_work(&mut self, handle: u64) -> bool {
         let mut open = vec![self.end(handle)];
         let mut seen: HashMap<u64, u64> = HashMap::new();
         while let Some(point) = open.pop() {
             let Some(stream) = self.streams.get(&point.stream) else { continue };
-            let first = *seen.get(&point.stream).unwrap_or(&stream.completed);
+            let first = seen.get(&point.stream).copied().unwrap_or(stream.light.max(stream.completed));
             if point.seq <= first {
                 continue;
             }
             seen.insert(point.stream, point.seq);
-            let queued = stream.queue.iter().take((point.seq - stream.completed) as usize);
-            for queued in queued.skip((first - stream.completed) as usize) {
+            let done = stream.completed;
+            for queued in stream.queue.range((first - done) as usize..(point.seq - done) as usize) {
                 if queued.work.keeps_busy() {
                     return true;
                 }
                 open.extend(&queued.after);
+            }
+        }
+        for (stream, seq) in seen {
+            if let Some(stream) = self.streams.get_mut(&stream) {
+                stream.light = seq;
             }
         }
         false
