@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! An allocation log as the program is given one: told from a model by its bytes, read row by row, what is odd noted.
+//! An allocation log given to the program: told from a model by its bytes, read row by row, with notes of what is odd.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -7,14 +7,14 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use metrale_ledger::placement::PlacementError;
-use metrale_ledger::trace::{Finding, FindingKind, Reader, Row, RowError, TraceError};
+use metrale_ledger::trace::{Action, Finding, FindingKind, Reader, Row, RowError, TraceError};
 
 use crate::model::{ShownPath, is_model, is_no_table, label_text};
 
-/// Findings and passed-over rows that are said line by line; the rest is counted.
-const SAID: usize = 10;
-/// As much of a file is looked at to tell whether it is a log, where it was given as something else.
-const LOOKED_AT_BYTES: u64 = 64 << 10;
+/// Findings and passed-over rows that are printed one by one; the rest is counted.
+const LISTED: usize = 10;
+/// Bytes of a file given as a model that are read to see whether it is a log.
+const PROBE_BYTES: u64 = 64 << 10;
 
 /// Why a log cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +45,16 @@ pub enum LogError {
         /// Whether it was read leniently, and yet nothing came before.
         lenient: bool,
     },
+    /// A row of virtual memory, which a replay does not do.
+    #[error("{}: line {line}: a replay does not {action} virtual memory; metrale plan takes this log", ShownPath(.path))]
+    NotReplayable {
+        /// The log.
+        path: PathBuf,
+        /// The row's line.
+        line: u64,
+        /// What the row does.
+        action: Action,
+    },
     /// A row that no device can follow.
     #[error("{}: line {line}: {problem} (--lenient passes over such rows)", ShownPath(.path))]
     NoPlace {
@@ -55,7 +65,7 @@ pub enum LogError {
         /// Why.
         problem: PlacementError,
     },
-    /// Nothing in it is of a log.
+    /// No line of it belongs to a log.
     #[error(
         "{}: this is no allocation log: none of its lines is a header that names Action, Pointer and Size, or a row; {problem}",
         ShownPath(.path)
@@ -66,7 +76,7 @@ pub enum LogError {
         /// What is wrong with the first line.
         problem: RowError,
     },
-    /// It is a file of another sort.
+    /// It is a file of another kind.
     #[error(
         "{}: this is {what}, not an allocation log: a log is CSV text in UTF-8, as it is or compressed by gzip",
         ShownPath(.path)
@@ -88,8 +98,8 @@ pub enum LogError {
     NotAlone(PathBuf),
 }
 
-/// Whether a path is to be read as a log: a table in text, compressed or not. What cannot be looked at without reading it,
-/// such as a pipe, is one, for a model must be a file.
+/// Whether a path is read as a log: a table in text, compressed or not. What is not a file, such as a pipe, is read as one,
+/// because a model must be a file.
 pub(crate) fn is_log(path: &Path) -> bool {
     let Ok(about) = fs::metadata(path) else { return false };
     if !about.is_file() {
@@ -98,7 +108,7 @@ pub(crate) fn is_log(path: &Path) -> bool {
     head(path).is_ok_and(|head| !is_model(&head, path))
 }
 
-/// The first bytes of a file, by which it is told from others.
+/// The first bytes of a file, by which its kind is recognized.
 fn head(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut head = Vec::new();
     File::open(path)?.take(512).read_to_end(&mut head)?;
@@ -122,12 +132,12 @@ fn sort(path: &Path) -> std::io::Result<Sort> {
     })
 }
 
-/// Whether a file that was given as a model is a log: it begins as one, be it among other programs' lines.
+/// Whether a file that was given as a model is a log: it begins as one, possibly after other programs' lines.
 pub(crate) fn begins_as_log(path: &Path) -> bool {
     if !fs::metadata(path).is_ok_and(|about| about.is_file()) || !matches!(sort(path), Ok(Sort::Table)) {
         return false;
     }
-    let reader = File::open(path).and_then(|file| Reader::new(file.take(LOOKED_AT_BYTES)));
+    let reader = File::open(path).and_then(|file| Reader::new(file.take(PROBE_BYTES)));
     reader.is_ok_and(|reader| {
         let mut reader = reader.lenient(true);
         let _ = reader.next();
@@ -146,22 +156,24 @@ pub(crate) struct AllocationLog {
 /// What was odd about a log and did not end its reading.
 #[derive(Debug, Default)]
 pub(crate) struct LogNotes {
-    /// How often what was odd, by name, and the lines of the first of each.
+    /// Numbers of odd rows by what is odd, and the lines of the first of each.
     pub(crate) findings: BTreeMap<&'static str, u64>,
     pub(crate) finding_lines: BTreeMap<&'static str, Vec<u64>>,
-    said: Vec<String>,
+    listed: Vec<String>,
     /// Rows that made no sense and were passed over.
     pub(crate) skipped: u64,
     /// With their lines.
-    skipped_said: Vec<(u64, String)>,
+    skipped_listed: Vec<(u64, String)>,
     of_other_devices: u64,
-    /// Where and why it could not be read on, with what came before counted.
+    /// Where and why it could not be read on; the rows before it count.
     pub(crate) broke_off: Option<String>,
     has_open_end: bool,
     /// Whether a row named a source line.
     pub(crate) names_lines: bool,
     aliases: u64,
     rows: u64,
+    /// Whether it says when it synchronised, and the plan does not go by it.
+    pub(crate) has_synchronize_rows_unused: bool,
 }
 
 impl AllocationLog {
@@ -186,7 +198,7 @@ impl AllocationLog {
             Some(Ok(mut row)) => {
                 self.notes.rows += 1;
                 self.notes.names_lines |= row.location.is_some();
-                // Whoever wrote the log is not to write to the terminal.
+                // A log must not send control characters to the terminal.
                 row.location = row.location.map(|location| label_text(&location).into());
                 Ok(Some(row))
             }
@@ -197,16 +209,32 @@ impl AllocationLog {
         }
     }
 
+    /// Whether it was recorded from a pool, by its header. Known once a row is read.
+    pub(crate) fn is_of_pool(&self) -> bool {
+        self.reader.has_pool_figures()
+    }
+
     /// Notes what was odd about a row.
     pub(crate) fn note(&mut self, finding: &Finding) {
         let name = name(finding.kind);
         *self.notes.findings.entry(name).or_default() += 1;
         let lines = self.notes.finding_lines.entry(name).or_default();
-        if lines.len() < SAID {
+        if lines.len() < LISTED {
             lines.push(finding.line);
         }
-        if self.notes.said.len() < SAID {
-            self.notes.said.push(finding.to_string());
+        if self.notes.listed.len() < LISTED {
+            self.notes.listed.push(finding.to_string());
+        }
+    }
+
+    /// Whether a replay does what a row says.
+    pub(crate) fn check_replayable(&self, row: &Row) -> Result<(), LogError> {
+        match row.action {
+            Action::Create | Action::Map | Action::Unmap | Action::Release => {
+                let (path, line) = (self.path.clone(), row.line);
+                Err(LogError::NotReplayable { path, line, action: row.action })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -216,13 +244,13 @@ impl AllocationLog {
             return Err(LogError::NoPlace { path: self.path.clone(), line, problem });
         }
         self.notes.skipped += 1;
-        if self.notes.skipped_said.len() < SAID {
-            self.notes.skipped_said.push((line, format!("line {line}: {problem}")));
+        if self.notes.skipped_listed.len() < LISTED {
+            self.notes.skipped_listed.push((line, format!("line {line}: {problem}")));
         }
         Ok(())
     }
 
-    /// What was odd, at the end; an error where all of it was.
+    /// What was odd, at the end; an error where the file is no log at all.
     pub(crate) fn into_notes(self) -> Result<LogNotes, LogError> {
         let mut notes = self.notes;
         let skipped = self.reader.skipped();
@@ -235,24 +263,24 @@ impl AllocationLog {
         notes.of_other_devices = skipped.of_other_devices;
         notes.broke_off = self.reader.broke_off().map(ToString::to_string);
         notes.has_open_end = self.reader.has_open_end();
-        notes.skipped_said.extend(skipped.first.iter().map(|row| (row.line, row.to_string())));
-        notes.skipped_said.sort_by_key(|(line, _)| *line);
-        notes.skipped_said.truncate(SAID);
+        notes.skipped_listed.extend(skipped.first.iter().map(|row| (row.line, row.to_string())));
+        notes.skipped_listed.sort_by_key(|(line, _)| *line);
+        notes.skipped_listed.truncate(LISTED);
         notes.aliases = self.reader.alias_count();
         Ok(notes)
     }
 }
 
 impl LogNotes {
-    /// All of it in words, a remark each.
+    /// Everything in words, one remark each.
     pub(crate) fn remarks(&self) -> Vec<String> {
         let mut remarks = Vec::new();
         if self.rows == 0 && self.skipped == 0 {
             remarks.push("note: the log has no rows".to_owned());
         }
-        remarks.extend(self.said.iter().map(|finding| format!("warning: {finding}")));
+        remarks.extend(self.listed.iter().map(|finding| format!("warning: {finding}")));
         let found: u64 = self.findings.values().sum();
-        if found > self.said.len() as u64 {
+        if found > self.listed.len() as u64 {
             let kinds: Vec<_> = self.findings.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
             remarks.push(format!("warning: {found} odd rows in all: {}", kinds.join(", ")));
         }
@@ -260,13 +288,20 @@ impl LogNotes {
             let rows = if self.aliases == 1 { "1 row says" } else { &format!("{} rows say", self.aliases) };
             remarks.push(format!("note: {rows} deallocate or dealloc, taken as free"));
         }
-        remarks.extend(self.skipped_said.iter().map(|(_, row)| format!("warning: passed over: {row}")));
-        if self.skipped > self.skipped_said.len() as u64 {
+        remarks.extend(self.skipped_listed.iter().map(|(_, row)| format!("warning: passed over: {row}")));
+        if self.skipped > self.skipped_listed.len() as u64 {
             let others = match self.of_other_devices {
                 0 => String::new(),
                 others => format!(", {others} of them of other devices than the first row's"),
             };
             remarks.push(format!("warning: {} rows passed over in all{others}", self.skipped));
+        }
+        if self.has_synchronize_rows_unused {
+            remarks.push(
+                "note: the log says when it synchronised, but the plan synchronises after each operation: \
+                 --synchronize rows goes by the log"
+                    .to_owned(),
+            );
         }
         if self.has_open_end {
             remarks.push(
@@ -287,6 +322,8 @@ fn name(kind: FindingKind) -> &'static str {
         FindingKind::Unknown => "unknown_free",
         FindingKind::SizeDiffers { .. } => "size_differs",
         FindingKind::OtherStream { .. } => "other_stream",
+        FindingKind::UnknownHandle => "unknown_handle",
+        FindingKind::NotMapped => "not_mapped",
         _ => "other",
     }
 }

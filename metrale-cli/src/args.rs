@@ -3,11 +3,12 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use metrale_cuda_backend::MetraleCudaBackend;
+use metrale_ledger::plan::{Allocator, Plan, Synchronize};
 
 use crate::Console;
-use crate::byte_count::ByteCount;
+use crate::byte_count::{ByteCount, NotAByteCount};
 use crate::driver_choice::DriverChoice;
 use crate::plan_device::PlanDevice;
 
@@ -45,7 +46,7 @@ pub enum Command {
     Doctor(DoctorArgs),
 }
 
-/// What `load` takes.
+/// The arguments of `load`.
 #[derive(Debug, Args)]
 pub struct LoadArgs {
     /// Safetensors files, or one sharded model's `model.safetensors.index.json`.
@@ -93,7 +94,7 @@ pub struct LoadArgs {
     pub buffer_mb: u32,
 }
 
-/// What `plan` takes.
+/// The arguments of `plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
     /// Safetensors files, one sharded model's `model.safetensors.index.json`, or one allocation log (CSV, also gzip).
@@ -113,7 +114,22 @@ pub struct PlanArgs {
     #[arg(long, value_name = "DEVICE", conflicts_with = "memory")]
     pub device: Option<PlanDevice>,
 
-    /// Write a table of `op,live_bytes,resident_bytes` with a row for each operation.
+    /// Which allocator the memory comes from: driver (cuMemAlloc), pool (cuMemAllocAsync) or vmm (cuMemCreate for each
+    /// allocation). Without it, pool for a log that has columns Used and Reserved, else driver. A log's column Allocator says it
+    /// row by row, and its rows create, map, unmap and release are always virtual memory.
+    #[arg(long, value_name = "ALLOCATOR", value_parser = allocator)]
+    pub allocator: Option<Allocator>,
+
+    /// What the pool keeps when the program synchronises: bytes, with a unit if need be, or max. A fresh pool keeps nothing.
+    #[arg(long, value_name = "BYTES", default_value = "0", allow_negative_numbers = true, value_parser = threshold)]
+    pub release_threshold: ByteCount,
+
+    /// When the program synchronises, so that the pool gives memory back: after each operation, or only at a log's rows
+    /// synchronize. Rows trim count either way.
+    #[arg(long, value_name = "WHEN", default_value = "each")]
+    pub synchronize: When,
+
+    /// Write a table of `op,live_bytes,resident_bytes` with a row for each operation; of a pool, also used_bytes,reserved_bytes.
     #[arg(long, value_name = "FILE")]
     pub per_op: Option<PathBuf>,
 
@@ -130,7 +146,41 @@ pub struct PlanArgs {
     pub top: usize,
 }
 
-/// What `replay` takes.
+/// When a planned program synchronises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum When {
+    /// After each operation.
+    Each,
+    /// At a log's rows `synchronize`.
+    Rows,
+}
+
+impl PlanArgs {
+    /// An empty plan for these arguments; `default` is the allocator where none is named.
+    pub(crate) fn plan(&self, default: Allocator) -> Plan {
+        let when = match self.synchronize {
+            When::Each => Synchronize::AfterEach,
+            When::Rows => Synchronize::WhenTold,
+        };
+        Plan::h200()
+            .allocating_from(self.allocator.unwrap_or(default))
+            .release_threshold_bytes(self.release_threshold.0)
+            .synchronizing(when)
+    }
+}
+
+/// A release threshold: bytes, or all there are.
+fn threshold(text: &str) -> Result<ByteCount, NotAByteCount> {
+    if text == "max" { Ok(ByteCount(u64::MAX)) } else { text.parse() }
+}
+
+/// The allocator of a name.
+fn allocator(name: &str) -> Result<Allocator, String> {
+    let named = Allocator::ALL.into_iter().find(|allocator| allocator.name() == name);
+    named.ok_or_else(|| format!("give one of {}", Allocator::ALL.map(Allocator::name).join(", ")))
+}
+
+/// The arguments of `replay`.
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
     /// An allocation log: CSV whose header names Action, Pointer and Size, also gzip; RMM's logs fit.
@@ -171,7 +221,7 @@ pub struct ReplayArgs {
     pub min_mb: usize,
 }
 
-/// What `report` takes.
+/// The arguments of `report`.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
     /// A snapshot, as `--snapshot` of load and replay writes it.
@@ -191,7 +241,7 @@ pub struct ReportArgs {
     pub min_mb: usize,
 }
 
-/// What `diff` takes.
+/// The arguments of `diff`.
 #[derive(Debug, Args)]
 pub struct DiffArgs {
     /// The earlier snapshot.
@@ -207,7 +257,7 @@ pub struct DiffArgs {
     pub json: bool,
 }
 
-/// What `doctor` takes.
+/// The arguments of `doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// The driver to examine: auto and system look at the installed one.
@@ -232,7 +282,7 @@ pub struct TargetArgs {
 }
 
 impl TargetArgs {
-    /// The backend to work on; what there is to say of the choice of its driver is said.
+    /// The backend to work on. Prints a remark where the driver was not chosen by name.
     pub(crate) fn open(&self, console: &mut Console<'_>) -> anyhow::Result<MetraleCudaBackend> {
         let chosen = self.driver.clone().open()?;
         if let Some(remark) = &chosen.remark {

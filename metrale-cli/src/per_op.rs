@@ -15,18 +15,18 @@ pub struct PerOpError {
     path: PathBuf,
     /// Why.
     problem: io::Error,
-    /// Whether not even the file could be made.
-    at_once: bool,
+    /// Whether the file could not even be created.
+    is_uncreated: bool,
 }
 
 impl PerOpError {
-    /// Whether another path would mend it: nothing was done then.
+    /// Whether the path is at fault; nothing was done then.
     pub fn is_bad_input(&self) -> bool {
-        self.at_once
+        self.is_uncreated
     }
 }
 
-/// A table being written. One that is not finished is not there, so that no half table is taken for a whole one.
+/// A table being written. Its file appears only when it is finished, so half a table is never mistaken for a whole one.
 #[derive(Debug)]
 pub(crate) struct PerOp {
     path: PathBuf,
@@ -51,7 +51,7 @@ impl PerOp {
         Ok(())
     }
 
-    /// Writes what is left; the table is then there.
+    /// Writes what is left and puts the file in its place.
     pub(crate) fn finish(self) -> Result<(), PerOpError> {
         let Self { path, out } = self;
         let file = out.into_inner().map_err(io::IntoInnerError::into_error);
@@ -63,6 +63,6 @@ impl PerOp {
     }
 }
 
-fn failed(path: &Path, problem: io::Error, at_once: bool) -> PerOpError {
-    PerOpError { path: path.to_owned(), problem, at_once }
+fn failed(path: &Path, problem: io::Error, is_uncreated: bool) -> PerOpError {
+    PerOpError { path: path.to_owned(), problem, is_uncreated }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A log made ready to be done again: read whole, what is odd taken out, pointers turned into places.
+//! A log prepared for a replay: read whole, odd rows resolved, pointers turned into places.
 //!
-//! Reading it all first means that a log that cannot be used is refused before anything is done, and that doing it is not held
-//! up by reading.
+//! Because all of it is read first, a log that cannot be used is refused before anything is done, and the replay does not wait
+//! for reading.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -24,7 +24,7 @@ pub(crate) struct Operation {
     pub(crate) act: Act,
 }
 
-/// What to do. Allocations are named by places, which are used again once they are free.
+/// What to do. An allocation is named by its place, which is used again after its free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     /// Allocate; none of 0 bytes, which drivers do not have.
@@ -33,7 +33,8 @@ pub(crate) enum Act {
     Displace { place: usize, bytes: u64, label: Option<usize> },
     /// Free.
     Free { place: usize },
-    /// A failed allocation, a free of null or of what is not live, a row passed over since no device can follow it.
+    /// A failed allocation, a free of null or of what is not live, a synchronisation, a row passed over because it cannot be
+    /// placed.
     Nothing,
 }
 
@@ -48,13 +49,14 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// Reads a log; and what was odd about it.
+    /// Reads a log. Returns what was odd about it as well.
     pub(crate) fn read(path: &Path, lenient: bool) -> Result<(Self, OfLog), LogError> {
         let mut log = AllocationLog::open(path, lenient)?;
         let mut follow = Follow::new();
         let mut script = Self::default();
         let mut places = Places::default();
         while let Some(row) = log.next_row()? {
+            log.check_replayable(&row)?;
             let finding = match follow.row(&row) {
                 Ok(followed) => followed.finding,
                 Err(error) => {
@@ -88,7 +90,7 @@ impl Script {
                 Act::Nothing => {}
             }
         }
-        if done.made_way
+        if done.displaced
             && let Some(Operation { act: Act::Displace { place, .. }, .. }) =
                 self.operations.get(done.operations as usize)
         {
@@ -99,7 +101,7 @@ impl Script {
     }
 }
 
-/// Which place a pointer has.
+/// The places of pointers.
 #[derive(Default)]
 struct Places {
     of: HashMap<u64, usize>,
@@ -137,6 +139,9 @@ impl Places {
                 }
                 None => Act::Nothing,
             },
+            Action::Synchronize | Action::Trim => Act::Nothing,
+            // Refused before.
+            Action::Create | Action::Map | Action::Unmap | Action::Release => Act::Nothing,
         }
     }
 

@@ -39,8 +39,8 @@ pub enum SnapshotError {
         path: PathBuf,
         /// Why.
         problem: io::Error,
-        /// Whether not even the file could be made: nothing was done then.
-        at_once: bool,
+        /// Whether the file could not even be created; nothing was done then.
+        is_uncreated: bool,
     },
 }
 
@@ -48,9 +48,9 @@ pub enum SnapshotError {
 const MAX_BYTES: u64 = 1 << 30;
 
 impl SnapshotError {
-    /// Whether another file would mend it.
+    /// Whether the file is at fault.
     pub fn is_bad_input(&self) -> bool {
-        !matches!(self, Self::Unwritable { at_once: false, .. })
+        !matches!(self, Self::Unwritable { is_uncreated: false, .. })
     }
 }
 
@@ -98,14 +98,14 @@ impl SnapshotFile {
     /// Opens it for writing.
     pub(crate) fn create(path: &Path) -> Result<Self, SnapshotError> {
         let unwritable =
-            |problem| SnapshotError::Unwritable { path: path.to_owned(), problem, at_once: true };
+            |problem| SnapshotError::Unwritable { path: path.to_owned(), problem, is_uncreated: true };
         Ok(Self { path: path.to_owned(), file: WholeFile::create(path).map_err(unwritable)? })
     }
 
     /// Writes it.
     pub(crate) fn write(self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
         let Self { path, mut file } = self;
-        let failed = |problem: io::Error| SnapshotError::Unwritable { path, problem, at_once: false };
+        let failed = |problem: io::Error| SnapshotError::Unwritable { path, problem, is_uncreated: false };
         let written = serde_json::to_vec_pretty(snapshot).map_err(io::Error::from);
         let written = written.and_then(|text| file.write_all(&text)).and_then(|()| file.finish());
         written.map_err(failed)

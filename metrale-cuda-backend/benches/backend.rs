@@ -2,8 +2,8 @@
 //! Allocation, launch, replay of graphs and load through the backend, beside the driver's bare calls, and the scan of red zones:
 //! on the driver in software, and on the GPU where there is one.
 //!
-//! `cargo xtask bench` prints these, fills and events as one table of ratios, the two sides taking turns.
-#![allow(missing_docs, reason = "criterion's macros make public items")]
+//! `cargo xtask bench` prints these, fills and events as one table of ratios, the two sides alternating.
+#![allow(missing_docs, reason = "criterion's macros make public functions")]
 
 mod bands;
 mod calls;
@@ -77,7 +77,7 @@ fn scan(c: &mut Criterion) {
     let mut group = c.benchmark_group(format!("scan of {BANDS} red zones"));
     group.sample_size(10);
     let mut bench = |name: &str, driver: &Arc<dyn DriverApi>, scan_by: ScanBy| {
-        let bands = Bands::new(driver, scan_by).expect("room for the bands");
+        let bands = Bands::new(driver, scan_by).expect("there is memory for the bands");
         group.bench_function(name, |b| b.iter(|| bands.scan_clean().expect("nothing was written")));
         bands.finds_a_planted_byte().expect("what was written");
     };

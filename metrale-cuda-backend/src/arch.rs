@@ -103,7 +103,7 @@ impl fmt::Display for CodeTarget {
     }
 }
 
-/// One reason why a device does not run a piece of code. Displays as a clause that stands behind "it".
+/// One reason why a device does not run a piece of code. Displays as a clause that follows "it".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Shortfall {
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn all_reasons_come_at_once() {
+    fn all_reasons_come_together() {
         let code = CodeTarget::Ptx { sm: "sm_110a".parse().unwrap(), isa: Some(IsaVersion::new(8, 9)) };
         let found = code.shortfalls(&device(90, 12_090));
         let [Shortfall::IsaTooNew { .. }, Shortfall::IsaTooOld { .. }, Shortfall::NewerTarget] = found[..]

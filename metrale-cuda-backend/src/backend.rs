@@ -16,16 +16,16 @@ use metrale_registry::{
 use metrale_telemetry::{ModuleLoad, run_metrics};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::book::Book;
 use crate::call::{Doing, ask};
 use crate::config::BackendConfig;
 use crate::error::{BadArgument, FeatureOff, NotBound};
-use crate::fault_probe::{FaultLatch, noted};
+use crate::fault_latch::{FaultLatch, noted};
 use crate::gpu::DevicePtr;
-use crate::graph::Seat;
+use crate::graph::GraphClient;
 use crate::handles::{Handles, Kind, is_the_drivers};
 use crate::launch::Kernels;
-use crate::memory::{Cost, Costs, MemInfo, MemInfoError, PinnedBook, Polling, memory_info_of, small_most};
+use crate::ledger_writer::LedgerWriter;
+use crate::memory::{Cost, Costs, MemInfo, MemInfoError, PinnedTable, Polling, memory_info_of, small_most};
 use crate::op_cache::OpCache;
 use crate::parts::HAS_REDZONE;
 use crate::redzone::{MAX_BAND_BYTES, Zones};
@@ -35,20 +35,20 @@ use crate::timing::Timing;
 /// The CUDA backend: one device's context, kernel modules, stream and ledger.
 ///
 /// Every method of [`GpuBackend`](crate::GpuBackend) is an inherent method too, so that nothing need be imported to call
-/// it; its documentation stands at the trait.
+/// it; its documentation is at the trait.
 ///
 /// Dropping the backend gives up its captures and destroys its graphs, frees what is still on its ledger, and arenas and
 /// pinned memory too, and destroys the streams and events that are left, with warnings that say whose they were; then the
 /// modules unload, and with the last user of the device its context goes.
 pub struct MetraleCudaBackend {
-    // In this order: graphs and the ledger's memory are given back by `drop`, before any field goes.
-    seat: Seat,
-    book: Book,
+    // In this order: `drop` destroys the graphs and frees the ledger's memory before any field is dropped.
+    graph_client: GraphClient,
+    ledger_writer: LedgerWriter,
     /// Before the host: its kernels unload into a context that is there.
     zones: Zones,
     costs: Costs,
     polling: Polling,
-    pinned: Mutex<PinnedBook>,
+    pinned: Mutex<PinnedTable>,
     streams: Handles,
     events: Handles,
     kernels: Kernels,
@@ -116,7 +116,7 @@ impl BackendBuilder {
     /// [`HostError`](crate::HostError) without a usable driver or device; [`PreflightError`](crate::PreflightError) for
     /// modules that the device does not run; [`ContextLost`](crate::ContextLost) where a kernel of this process faulted on
     /// the device before; [`RegistryError`](crate::RegistryError) for a
-    /// module that does not load. Nothing is left behind.
+    /// module that does not load. Nothing is left.
     pub fn build(self) -> Result<MetraleCudaBackend> {
         let config = match &self.config {
             Some(config) => config.clone(),
@@ -164,8 +164,8 @@ impl BackendBuilder {
         let reads_pageable_memory = reads_pageable_memory(&host);
         let small_most = small_most(&config, host.facts().total_bytes);
         let backend = MetraleCudaBackend {
-            seat: Seat::take(&host),
-            book: Book::new(config.recent_events),
+            graph_client: GraphClient::new(&host),
+            ledger_writer: LedgerWriter::new(config.recent_events),
             zones: Zones::new(config.redzone.clone()),
             costs,
             polling: Polling::default(),
@@ -200,7 +200,7 @@ impl BackendBuilder {
     }
 }
 
-/// Logs what modules and host could not give back; where the context is lost that is no news.
+/// Logs what modules and host could not release; only at DEBUG where the context is lost, which was logged before.
 fn teardown_sink(latch: Arc<FaultLatch>) -> TeardownSink {
     Arc::new(move |error| {
         let known = error.failures.iter().all(|(_, failure)| is_sticky(failure.status));
@@ -241,7 +241,7 @@ fn note_modules(registry: &MetraleRegistry) {
 }
 
 /// Whether the device reaches all of the host's memory by its address. Then copies from pageable memory may still read it
-/// after they were queued, for the driver need not stage anything; and any host address would do for a device's.
+/// after they were queued, because the driver need not stage anything; and any host address works as a device address.
 fn reads_pageable_memory(host: &CudaHost) -> bool {
     let mut reads = 0;
     // SAFETY: the result pointer is a local.
@@ -321,38 +321,38 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::live_bytes`](crate::GpuBackend::live_bytes).
     #[must_use]
     pub fn live_bytes(&self) -> usize {
-        self.book.ledger().live_bytes()
+        self.ledger_writer.ledger().live_bytes()
     }
 
     /// See [`GpuBackend::live_allocations`](crate::GpuBackend::live_allocations).
     #[must_use]
     pub fn live_allocations(&self) -> Vec<(DevicePtr, usize, String)> {
-        let live = self.book.ledger().live_allocations().into_iter();
+        let live = self.ledger_writer.ledger().live_allocations().into_iter();
         live.map(|(addr, record)| (DevicePtr(addr), record.bytes, record.site.to_string())).collect()
     }
 
     /// See [`GpuBackend::chunk_slack_bytes`](crate::GpuBackend::chunk_slack_bytes).
     #[must_use]
     pub fn chunk_slack_bytes(&self) -> usize {
-        self.book.ledger().chunk_slack_bytes()
+        self.ledger_writer.ledger().chunk_slack_bytes()
     }
 
     /// See [`GpuBackend::resident_bytes`](crate::GpuBackend::resident_bytes).
     #[must_use]
     pub fn resident_bytes(&self) -> usize {
-        self.book.ledger().resident_bytes()
+        self.ledger_writer.ledger().resident_bytes()
     }
 
     /// See [`GpuBackend::ledger_probe`](crate::GpuBackend::ledger_probe).
     #[must_use]
     pub fn ledger_probe(&self) -> LedgerProbe {
-        self.book.ledger().probe()
+        self.ledger_writer.ledger().probe()
     }
 
     /// See [`GpuBackend::alloc_report`](crate::GpuBackend::alloc_report).
     #[must_use]
     pub fn alloc_report(&self, top_n: usize, min_mb: usize) -> String {
-        let mut report = self.book.ledger().report(top_n, min_mb);
+        let mut report = self.ledger_writer.ledger().report(top_n, min_mb);
         for graph in self.graphs() {
             report.push_str(&format!("{graph}\n"));
         }
@@ -361,26 +361,26 @@ impl MetraleCudaBackend {
 
     /// See [`GpuBackend::scope`](crate::GpuBackend::scope).
     pub fn scope(&self, label: &str) -> ScopeGuard {
-        self.book.ledger().scope(label)
+        self.ledger_writer.ledger().scope(label)
     }
 
     /// See [`GpuBackend::tag`](crate::GpuBackend::tag).
     pub fn tag(&self, ptr: DevicePtr, tag: &str) -> bool {
-        self.book.ledger().tag(ptr.0, tag)
+        self.ledger_writer.ledger().tag(ptr.0, tag)
     }
 
     /// See [`GpuBackend::reset_peak`](crate::GpuBackend::reset_peak).
     pub fn reset_peak(&self) {
-        self.book.ledger().reset_peak();
+        self.ledger_writer.ledger().reset_peak();
     }
 
-    /// Its place among the backends of the device, where captures and graphs are kept.
-    pub(crate) const fn seat(&self) -> &Seat {
-        &self.seat
+    /// Access to the captures and graphs that the backends of this driver share.
+    pub(crate) const fn graph_client(&self) -> &GraphClient {
+        &self.graph_client
     }
 
-    pub(crate) const fn book(&self) -> &Book {
-        &self.book
+    pub(crate) const fn ledger_writer(&self) -> &LedgerWriter {
+        &self.ledger_writer
     }
 
     pub(crate) const fn zones(&self) -> &Zones {
@@ -396,7 +396,7 @@ impl MetraleCudaBackend {
     }
 
     /// The live pinned memory, locked. Never held over a call of the driver.
-    pub(crate) fn pinned_book(&self) -> MutexGuard<'_, PinnedBook> {
+    pub(crate) fn pinned_table(&self) -> MutexGuard<'_, PinnedTable> {
         self.pinned.lock()
     }
 
@@ -440,7 +440,7 @@ impl MetraleCudaBackend {
         self.reads_pageable_memory
     }
 
-    /// The most bytes of an allocation that takes the short way; 0 where none does.
+    /// The most bytes of an allocation that takes the short path; 0 where none does.
     pub(crate) const fn small_most(&self) -> usize {
         self.small_most
     }
@@ -466,7 +466,7 @@ impl MetraleCudaBackend {
     }
 
     /// As [`bound`](Self::bound), for work on a stream that goes where its handle says, whatever is current: all but the
-    /// driver's own do. Threads that forgot are refused all the same; one that was seen bound is not asked about again, and
+    /// driver's own do. Threads that forgot are refused anyway; one that was seen bound is not asked about again, and
     /// should another library have bound it elsewhere since, the driver's refusal is looked into by
     /// [`still_bound`](Self::still_bound).
     #[inline]
@@ -513,7 +513,7 @@ impl fmt::Debug for MetraleCudaBackend {
         f.debug_struct("MetraleCudaBackend")
             .field("host", &self.host)
             .field("config", &self.config)
-            .field("ledger", self.book.ledger())
+            .field("ledger", self.ledger_writer.ledger())
             .finish_non_exhaustive()
     }
 }

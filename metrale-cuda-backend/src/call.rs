@@ -11,12 +11,12 @@ use crate::error::{CallFailed, ContextLost, Remedy, remedy_of_status};
 macro_rules! ask {
     ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {{
         let driver: &dyn metrale_driver_sys::DriverApi = $driver;
-        $crate::fault_probe::noted(driver, metrale_driver_sys::ask!(driver, $function($($argument),*)))
+        $crate::fault_latch::noted(driver, metrale_driver_sys::ask!(driver, $function($($argument),*)))
     }};
 }
 pub(crate) use ask;
 
-/// Turns the driver's answer into this crate's.
+/// Converts the driver's answer into this crate's.
 pub(crate) trait Doing<T> {
     /// The typed cause that fits the status; `words` is only called for an error.
     fn doing(self, words: impl FnOnce() -> String) -> Result<T, Error>;

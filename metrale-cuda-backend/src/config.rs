@@ -16,13 +16,13 @@ use std::path::PathBuf;
 
 use crate::redzone::RedzoneConfig;
 
-/// The variable behind [`BackendConfig::debug_sync_kernels`].
+/// The variable for [`BackendConfig::debug_sync_kernels`].
 pub const DEBUG_SYNC_KERNELS: &str = "METRALE_DEBUG_SYNC_KERNELS";
 
-/// The variable behind [`BackendConfig::time_kernels`].
+/// The variable for [`BackendConfig::time_kernels`].
 pub const TIME_KERNELS: &str = "METRALE_TIME_KERNELS";
 
-/// The variable behind [`BackendConfig::recent_events`].
+/// The variable for [`BackendConfig::recent_events`].
 pub const RECENT_EVENTS: &str = "METRALE_RECENT_EVENTS";
 
 /// What a backend does beyond its plain work. [`Default`] is all off, whatever the environment says.

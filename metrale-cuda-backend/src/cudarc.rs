@@ -13,7 +13,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::error::BadArgument;
 use crate::gpu::DevicePtr;
 
-/// A slice that the ledger does not take in, given back as it was.
+/// A slice that the ledger refuses, returned as it was.
 pub struct AdoptError<T> {
     /// The slice.
     pub slice: CudaSlice<T>,
@@ -29,7 +29,7 @@ impl<T> fmt::Debug for AdoptError<T> {
 
 impl<T> fmt::Display for AdoptError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a slice of cudarc's is not taken in: {}", self.cause)
+        write!(f, "a slice of cudarc's cannot be adopted: {}", self.cause)
     }
 }
 
@@ -39,29 +39,29 @@ impl<T> core::error::Error for AdoptError<T> {
     }
 }
 
-/// The refusal of memory that the ledger knows as somebody else's.
-fn taken(addr: u64, bytes: usize, whose: &str) -> BadArgument {
+/// The refusal of memory that is on the ledger with another owner.
+fn owned_elsewhere(addr: u64, bytes: usize, whose: &str) -> BadArgument {
     BadArgument::new(format!(
         "adopting {bytes} bytes at {addr:#x}: {whose}; memory has one owner, and only what cudarc allocated itself is cudarc's"
     ))
 }
 
 /// A slice of cudarc's while it is on the ledger; from [`MetraleCudaBackend::adopt`]. Derefs to the
-/// slice; dropping it takes it off and lets cudarc free it.
+/// slice; dropping it removes it from the ledger and lets cudarc free it.
 ///
-/// It is written down as an arena, for cudarc is its owner: a sweep does not take it. cudarc allocates from the device's
+/// It is recorded as an arena because cudarc is its owner: a sweep does not free it. cudarc allocates from the device's
 /// memory pool where there is one, and a pool keeps pages by rules of its own, so that what the driver keeps for it is not
 /// what the ledger's `arena_resident_bytes` says.
 ///
 /// A drop cannot be refused: it destroys the graphs that are known to use the slice, with a warning.
 pub struct Adopted<'backend, T> {
-    // In this order: it leaves the ledger before cudarc frees it, for the driver may hand the address to another thread at
+    // In this order: it leaves the ledger before cudarc frees it, because the driver may hand the address to another thread at
     // once.
     entry: LedgerEntry<'backend>,
     slice: CudaSlice<T>,
 }
 
-/// The line on the ledger, taken off when this is dropped.
+/// The record on the ledger, removed when this is dropped.
 struct LedgerEntry<'backend> {
     backend: &'backend MetraleCudaBackend,
     ptr: DevicePtr,
@@ -90,8 +90,10 @@ impl Drop for LedgerEntry<'_> {
         if self.is_freed {
             self.end_its_graphs();
         }
-        if let Err(error) = self.backend.book().forget(self.ptr.0, AllocKind::Arena) {
-            tracing::error!("an allocation of cudarc's left the ledger before it was let go of: {error}");
+        if let Err(error) = self.backend.ledger_writer().forget(self.ptr.0, AllocKind::Arena) {
+            tracing::error!(
+                "an allocation of cudarc's was not on the ledger when its adoption ended: {error}"
+            );
         }
     }
 }
@@ -151,15 +153,18 @@ impl MetraleCudaBackend {
         let addr = slice.device_ptr(slice.stream()).0;
         // Asked first, since a record over a live one would take its place.
         let last = addr.saturating_add((bytes as u64).saturating_sub(1));
-        let held = [addr, last].into_iter().find_map(|at| match self.book().whois(at) {
+        let held = [addr, last].into_iter().find_map(|at| match self.ledger_writer().whois(at) {
             whois @ Whois::Live { .. } => Some(whois.to_string()),
             _ => None,
         });
         if let Some(reason) = held {
-            return Err(AdoptError { slice, cause: taken(addr, bytes, &reason).into() });
+            return Err(AdoptError { slice, cause: owned_elsewhere(addr, bytes, &reason).into() });
         }
-        if let Err(misuse) = self.book().record(addr, bytes, AllocKind::Arena, site) {
-            return Err(AdoptError { slice, cause: taken(addr, bytes, &misuse.to_string()).into() });
+        if let Err(misuse) = self.ledger_writer().record(addr, bytes, AllocKind::Arena, site) {
+            return Err(AdoptError {
+                slice,
+                cause: owned_elsewhere(addr, bytes, &misuse.to_string()).into(),
+            });
         }
         Ok(Adopted { entry: LedgerEntry { backend: self, ptr: DevicePtr(addr), is_freed: true }, slice })
     }
@@ -188,14 +193,14 @@ mod tests {
             let (ptr, other) = (backend.alloc_arena(64).unwrap(), backend.alloc(64).unwrap());
             let (used, kept) = (filling(ptr, "used"), filling(other, "kept"));
             drop(LedgerEntry { backend: &backend, ptr, is_freed });
-            assert!(backend.book().ledger().allocations_of(AllocKind::Arena).is_empty());
+            assert!(backend.ledger_writer().ledger().allocations_of(AllocKind::Arena).is_empty());
             let launched = backend.launch_graph(used, stream);
             assert_eq!(launched.is_err(), is_freed, "{launched:?}");
             backend.launch_graph(kept, stream).unwrap();
             backend.synchronize_stream(stream).unwrap();
             backend.destroy_graph(kept).unwrap();
             backend.free(other).unwrap();
-            backend.give_to_driver(ptr.0).unwrap();
+            backend.driver_free(ptr.0).unwrap();
         }
     }
 }

@@ -17,7 +17,7 @@ use metrale_driver_sys::{
 use metrale_registry::{HostError, LaunchError, RegistryError};
 
 use crate::config::ConfigError;
-use crate::fault_probe::FaultReason;
+use crate::fault_latch::FaultReason;
 use crate::graph::{Capturing, GraphFault, NotCapturing, PinnedByGraph};
 use crate::launch::KernelFault;
 use crate::memory::{
@@ -152,7 +152,7 @@ impl CallFailed {
 pub struct ContextLost {
     /// What was being done, in words.
     pub doing: String,
-    /// Function and status: of this call, or of the one that first met the fault where `first` is there.
+    /// Function and status: of this call, or of the one that first showed the fault where `first` is there.
     pub driver: DriverError,
     /// Why the context was lost before; the driver was then not asked again.
     pub first: Option<Box<FaultReason>>,
@@ -227,17 +227,17 @@ pub struct NotSupported {
     pub why: String,
 }
 
-/// The driver handed out memory that the ledger cannot take in, for it overlaps what is live. The memory was given back,
+/// The driver returned memory that the ledger cannot record, because it overlaps a live allocation. The memory was freed,
 /// unless the driver refused that too.
 ///
-/// Either another part of the process freed memory of this backend behind its back, or this is a bug.
+/// Either another part of the process freed memory of this backend without telling it, or this is a bug.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the driver returned {bytes} bytes at {addr:#x}, which the ledger refuses: {reason}. Something freed the backend's \
-     memory behind its back, or the ledger is wrong; {}",
-    match not_given_back {
-        None => "the new memory was given back".to_owned(),
-        Some(error) => format!("the new memory could not be given back either, and is leaked: {error}"),
+     memory without telling it, or the ledger is wrong; {}",
+    match not_freed {
+        None => "the new memory was freed".to_owned(),
+        Some(error) => format!("the new memory could not be freed either, and is leaked: {error}"),
     }
 )]
 #[non_exhaustive]
@@ -248,15 +248,15 @@ pub struct LedgerConflict {
     pub bytes: usize,
     /// The ledger's own answer.
     pub reason: String,
-    /// The driver's answer where it did not take the memory back: it is then leaked, and on no book.
-    pub not_given_back: Option<DriverError>,
+    /// The driver's answer where it refused to free the memory: that is then leaked, and on no ledger.
+    pub not_freed: Option<DriverError>,
 }
 
 impl LedgerConflict {
     /// What the caller can do.
     #[must_use]
     pub fn remedy(&self) -> Remedy {
-        match self.not_given_back.map(|error| remedy_of_status(error.status)) {
+        match self.not_freed.map(|error| remedy_of_status(error.status)) {
             Some(Remedy::Relaunch) => Remedy::Relaunch,
             _ => Remedy::ReportBug,
         }

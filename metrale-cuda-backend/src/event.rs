@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Events: marks in a stream that others wait for, ask about, or measure between.
+//! Events: marks in a stream that streams and threads wait for, ask about, or measure between.
 
 use core::ffi::c_uint;
 use std::panic::Location;
@@ -65,7 +65,7 @@ impl MetraleCudaBackend {
         unsafe { self.queue_wait(stream, event, WHAT, || format!("event {event:#x}")) }
     }
 
-    /// Makes a stream wait for an event, whosever that is, and keeps the books of captures in step.
+    /// Makes a stream wait for an event of any backend, and notes what that means for captures.
     ///
     /// # Safety
     /// Event and stream stay alive over the call.
@@ -136,8 +136,8 @@ impl MetraleCudaBackend {
         const WHAT: &str = "destroying an event";
         let site = Location::caller();
         self.bound(WHAT)?;
-        let entry = self.events().doom(event, site, WHAT)?;
-        self.end_doomed(&entry).doing(|| format!("destroying event {event:#x}"))
+        let entry = self.events().remove(event, site, WHAT)?;
+        self.destroy_removed_handle(entry).doing(|| format!("destroying event {event:#x}"))
     }
 }
 

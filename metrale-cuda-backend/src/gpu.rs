@@ -31,7 +31,7 @@ impl DevicePtr {
         self.0 == 0
     }
 
-    /// The address `bytes` behind this one. Stops at the end of the address space, where no allocation is.
+    /// The address `bytes` after this one. Stops at the end of the address space, where no allocation is.
     ///
     /// ```
     /// use metrale_cuda_backend::DevicePtr;
@@ -94,7 +94,7 @@ pub struct GraphHandle(pub u64);
 /// All errors are `anyhow` with a typed cause of [`crate::error`]; [`remedy`](crate::remedy) sorts them by what the caller
 /// can do. Every method can answer [`NotBound`](crate::NotBound), [`ContextLost`](crate::ContextLost) and
 /// [`CallFailed`](crate::CallFailed), and those that take a stream or an event [`BadArgument`](crate::BadArgument); what else
-/// it can answer stands in its own docs.
+/// it can answer is in its own docs.
 ///
 /// # During a capture
 /// Captures are [begun](Self::begin_capture) relaxed. What would break one, or be done at once and so be missing from its
@@ -143,8 +143,8 @@ pub trait GpuBackend: Send + Sync {
 
     /// Frees what [`alloc`](Self::alloc) or [`alloc_managed`](Self::alloc_managed) returned. Null is nothing.
     ///
-    /// Taken off the ledger before the driver is asked, since the driver may hand the address to another thread at once;
-    /// if the driver refuses, the record is put back, marked. A context that is already gone is no error. May block: the
+    /// Removed from the ledger before the driver is asked, since the driver may hand the address to another thread at once;
+    /// if the driver refuses, the record is restored, marked. A context that is already gone is no error. May block: the
     /// driver waits for work that could still use the memory. Refused on a thread that captures. The thread need not be
     /// bound, unless there are red zones to be looked at: the address says whose memory it is.
     ///
@@ -157,7 +157,7 @@ pub trait GpuBackend: Send + Sync {
 
     /// Allocates `bytes` of device memory with an owner of its own: accounted apart and never taken by
     /// [`sweep_unreleased`](Self::sweep_unreleased). Otherwise as [`alloc`](Self::alloc).
-    /// [`PackedArena`](crate::PackedArena) is one that gives out named parts of itself; it is made where the backend is, before
+    /// [`PackedArena`](crate::PackedArena) is one that allocates named parts of itself; it is made where the backend is, before
     /// that is handed on as a trait object.
     ///
     /// # Errors
@@ -184,7 +184,7 @@ pub trait GpuBackend: Send + Sync {
 
     /// Frees what [`alloc_pinned`](Self::alloc_pinned) returned. Taken off the ledger before the driver is asked.
     ///
-    /// The caller sees to it that no queued copy still uses it. May block. Refused on a thread that captures.
+    /// The caller makes sure that no queued copy still uses it. May block. Refused on a thread that captures.
     ///
     /// # Errors
     /// [`FreeError`](crate::FreeError) for what is not live pinned memory; [`StalePinned`](crate::StalePinned) for a handle
@@ -320,17 +320,16 @@ pub trait GpuBackend: Send + Sync {
     #[track_caller]
     fn create_stream(&self) -> Result<u64>;
 
-    /// Destroys a stream of [`create_stream`](Self::create_stream). Does not wait for its queued work, which the driver lets end;
-    /// of other threads' calls it waits for those only that are at a graph which is launched there as a rule, until they have
-    /// returned. Refused while it takes part in a capture. Whatever else is answered, the stream is not to be used again. What
-    /// nobody destroys, the backend's drop does.
+    /// Destroys a stream of [`create_stream`](Self::create_stream). Does not block: the driver completes its queued work, and
+    /// a call of another thread that still uses the stream destroys it when it returns. Refused while it takes part in a
+    /// capture. On every other answer the stream must not be used again. The backend's drop destroys what is left.
     ///
     /// # Errors
     /// [`BadArgument`](crate::BadArgument) for the legacy stream and the backend's own, and for an adopted one.
     #[track_caller]
     fn destroy_stream(&self, stream: u64) -> Result<()>;
 
-    /// Makes a stream that something else made known, so that it can be used here. It stays its maker's to destroy. Does not
+    /// Makes a stream known that something else created, so that it can be used here. Only its creator may destroy it. Does not
     /// block; the driver is not asked.
     ///
     /// # Errors
@@ -343,8 +342,8 @@ pub trait GpuBackend: Send + Sync {
     unsafe fn adopt_stream(&self, stream: u64) -> Result<()>;
 
     /// Makes a stream unknown without destroying it: an adopted one, or one of [`create_stream`](Self::create_stream), which
-    /// is then the caller's to destroy. Refused while it takes part in a capture. Waits at most until other threads' calls have
-    /// returned that are at a graph which is launched there as a rule; the driver is not asked.
+    /// is then the caller's to destroy. Refused while it takes part in a capture. Does not block; the driver is not
+    /// asked.
     ///
     /// # Errors
     /// [`BadArgument`](crate::BadArgument) while a call on another thread uses it: it is then still known.
@@ -387,7 +386,7 @@ pub trait GpuBackend: Send + Sync {
     #[track_caller]
     fn create_timing_event(&self) -> Result<u64>;
 
-    /// Records `event` behind the work queued on `stream` so far. Does not block. Recorded by a capture, after whose end the
+    /// Records `event` after the work queued on `stream` so far. Does not block. Recorded by a capture, after whose end the
     /// event marks nothing until it is recorded anew.
     ///
     /// # Errors
@@ -584,7 +583,7 @@ pub trait GpuBackend: Send + Sync {
     /// capture goes on and can be ended otherwise.
     fn update_graph(&self, graph: GraphHandle, stream: u64) -> Result<GraphUpdate>;
 
-    /// Destroys a graph and lets go of what it pinned. Launches already queued are the driver's to finish. A context that is
+    /// Destroys a graph and releases what it pinned. Launches already queued are the driver's to finish. A context that is
     /// already gone is no error. Does not block. Allowed during a capture.
     ///
     /// # Errors
@@ -640,7 +639,7 @@ pub trait GpuBackend: Send + Sync {
     fn tag(&self, ptr: DevicePtr, tag: &str) -> bool;
 
     /// Starts the ledger's peaks anew from what is live now, so that the next [`peak_snapshot`] is of a phase: a request, or
-    /// all behind the load. Does not block.
+    /// all after the load. Does not block.
     ///
     /// [`peak_snapshot`]: LedgerProbe::peak_snapshot
     fn reset_peak(&self);

@@ -12,14 +12,12 @@ use metrale_telemetry::{
     KernelUsage, Launch, LaunchArg, LaunchKind, Lookup, Need, kernel_audit, run_metrics,
 };
 use parking_lot::RwLock;
+use rustc_hash::FxHashMap;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::failed;
 use crate::gpu::{DevicePtr, GpuBackend, KernelHandle};
 use crate::graph::Uses;
-use crate::handle_map::HandleMap;
-use crate::numbers;
-use crate::recent::Recent;
 use crate::signature::{Signature, Signatures};
 use crate::timing::TimingSpan;
 
@@ -34,7 +32,7 @@ use crate::timing::TimingSpan;
 )]
 #[non_exhaustive]
 pub struct KernelFault {
-    /// Module and function, or the handle where no look-up of this backend gave it.
+    /// Module and function, or the handle where it came from no look-up of this backend.
     pub kernel: Arc<str>,
     /// Blocks of the grid.
     pub grid: [u32; 3],
@@ -58,11 +56,8 @@ fn extent([x, y, z]: [u32; 3]) -> String {
     format!("{x}x{y}x{z}")
 }
 
-/// What is kept beside a kernel's handle; it never changes, and goes with the backend.
-struct Known {
-    handle: u64,
-    /// The number of the table that it is in.
-    table: u64,
+/// What is known of a kernel. It never changes.
+struct KernelInfo {
     /// `module::function`, for errors and traces.
     name: Arc<str>,
     /// Where the audit learns that it was launched.
@@ -74,46 +69,15 @@ struct Known {
 }
 
 /// The kernels this backend has looked up, by handle.
+#[derive(Default)]
 pub(crate) struct Kernels {
-    /// What no other table has, nor had.
-    number: u64,
-    known: RwLock<HandleMap<Arc<Known>>>,
-}
-
-impl Default for Kernels {
-    fn default() -> Self {
-        Self { number: numbers::next(), known: RwLock::default() }
-    }
-}
-
-thread_local! {
-    /// The kernels that this thread launched last.
-    static KERNELS: Recent<Known> = const { Recent::new() };
+    known: RwLock<FxHashMap<u64, Arc<KernelInfo>>>,
 }
 
 impl Kernels {
-    /// What is known of a kernel that is to be launched: found among those that this thread launched last, if
-    /// [`keep`](Self::keep) was told so.
-    #[inline]
-    fn of(&self, handle: u64) -> Option<Arc<Known>> {
-        let is_it = |known: &Known| known.handle == handle && known.table == self.number;
-        match KERNELS.try_with(|recent| recent.take(handle, is_it)) {
-            Ok(Some(known)) => Some(known),
-            Ok(None) | Err(_) => self.find(handle),
-        }
-    }
-
     /// What is known of a kernel.
-    #[cold]
-    fn find(&self, handle: u64) -> Option<Arc<Known>> {
+    fn of(&self, handle: u64) -> Option<Arc<KernelInfo>> {
         self.known.read().get(&handle).cloned()
-    }
-
-    /// Remembers a kernel among those that this thread launched last.
-    #[inline]
-    fn keep(known: Arc<Known>) {
-        // A thread that is ending remembers nothing.
-        let _ = KERNELS.try_with(|recent| recent.keep(known.handle, known));
     }
 
     /// Whether a kernel was looked up before.
@@ -126,7 +90,7 @@ impl Kernels {
         let usage = run_metrics::process().audit().usage(module, function);
         let name = format!("{module}::{function}").into();
         let signature = signatures.of(module, function);
-        let known = Known { handle, table: self.number, name, usage, signature, n_tile };
+        let known = KernelInfo { name, usage, signature, n_tile };
         self.known.write().insert(handle, Arc::new(known));
     }
 
@@ -209,7 +173,7 @@ impl MetraleCudaBackend {
     ) -> Result<()> {
         let args = params.len();
         let known = self.kernels().of(kernel.0);
-        if let Some(Known { name, signature: Some(signature), .. }) = known.as_deref() {
+        if let Some(KernelInfo { name, signature: Some(signature), .. }) = known.as_deref() {
             signature.check_count(name, args)?;
         }
         run_metrics::process().trace().record(|| {
@@ -222,7 +186,13 @@ impl MetraleCudaBackend {
         let uses = if args == 0 { Uses::Memory(&[]) } else { Uses::Unknown };
         // SAFETY: the caller's promise.
         unsafe {
-            self.launch_untraced(kernel, known, Shape { grid, block, shared_bytes, stream }, params, uses)
+            self.launch_untraced(
+                kernel,
+                known,
+                LaunchDims { grid, block, shared_bytes, stream },
+                params,
+                uses,
+            )
         }
     }
 
@@ -233,7 +203,7 @@ impl MetraleCudaBackend {
     pub unsafe fn launch_typed(&self, launch: &mut KernelLaunch, stream: u64) -> Result<()> {
         let &mut KernelLaunch { kernel, grid, block, shared_bytes, ref mut arguments, ref touched } = launch;
         let known = self.kernels().of(kernel.0);
-        if let Some(Known { name, signature: Some(signature), .. }) = known.as_deref() {
+        if let Some(KernelInfo { name, signature: Some(signature), .. }) = known.as_deref() {
             signature.check(name, arguments.iter().map(Argument::bytes))?;
         }
         run_metrics::process().trace().record(|| {
@@ -257,7 +227,13 @@ impl MetraleCudaBackend {
         params.iter_mut().zip(arguments).for_each(|(param, argument)| *param = argument.as_param());
         // SAFETY: one pointer an argument, each to a value of that argument's type; the caller promises the rest.
         unsafe {
-            self.launch_untraced(kernel, known, Shape { grid, block, shared_bytes, stream }, params, uses)
+            self.launch_untraced(
+                kernel,
+                known,
+                LaunchDims { grid, block, shared_bytes, stream },
+                params,
+                uses,
+            )
         }
     }
 
@@ -265,19 +241,17 @@ impl MetraleCudaBackend {
     ///
     /// # Safety
     /// As for [`GpuBackend::launch`].
-    // In both that call it: handing all this over costs a launch as much as what it checks.
-    #[inline(always)]
     unsafe fn launch_untraced(
         &self,
         kernel: KernelHandle,
-        known: Option<Arc<Known>>,
-        shape: Shape,
+        known: Option<Arc<KernelInfo>>,
+        dims: LaunchDims,
         params: &mut [*mut c_void],
         uses: Uses<'_>,
     ) -> Result<()> {
-        let Shape { grid, block, shared_bytes, stream } = shape;
+        let LaunchDims { grid, block, shared_bytes, stream } = dims;
         self.bound_for(stream, LAUNCHING)?;
-        let held = self.hold_stream(stream, LAUNCHING)?;
+        let _held = self.hold_stream(stream, LAUNCHING)?;
         self.not_beside_capture(stream, LAUNCHING)?;
         let span = if self.config().time_kernels {
             // SAFETY: the stream is held.
@@ -299,13 +273,11 @@ impl MetraleCudaBackend {
         drop(span);
         if let Some(known) = known {
             known.usage.mark_launched();
-            Kernels::keep(known);
         }
         if self.config().debug_sync_kernels {
             // SAFETY: the stream is held.
-            unsafe { self.find_fault(kernel, shape) }?;
+            unsafe { self.find_fault(kernel, dims) }?;
         }
-        held.leave();
         Ok(())
     }
 
@@ -325,7 +297,7 @@ impl MetraleCudaBackend {
             self.submitted(stream, LAUNCHING, Err(driver), uses);
             let after = || format!("the launch of {}", self.kernels().name(kernel.0));
             // SAFETY: the caller's promise.
-            unsafe { self.probe(driver, stream, after) };
+            unsafe { self.check_after_refusal(driver, stream, after) };
             if let Err(not_bound) = self.still_bound(driver, LAUNCHING) {
                 return not_bound;
             }
@@ -350,8 +322,8 @@ impl MetraleCudaBackend {
     /// # Safety
     /// The stream stays alive over the call.
     #[cold]
-    unsafe fn find_fault(&self, kernel: KernelHandle, shape: Shape) -> Result<()> {
-        let Shape { grid, block, shared_bytes, stream } = shape;
+    unsafe fn find_fault(&self, kernel: KernelHandle, dims: LaunchDims) -> Result<()> {
+        let LaunchDims { grid, block, shared_bytes, stream } = dims;
         // SAFETY: the caller's promise.
         unsafe { self.debug_wait(stream) }.map_err(|driver| {
             let kernel = self.kernels().name(kernel.0);
@@ -384,7 +356,7 @@ impl MetraleCudaBackend {
 
 /// One launch's numbers.
 #[derive(Clone, Copy)]
-struct Shape {
+struct LaunchDims {
     grid: [u32; 3],
     block: [u32; 3],
     shared_bytes: u32,
@@ -397,7 +369,7 @@ fn addresses(arguments: &[Argument], touched: &[u64]) -> Vec<u64> {
     arguments.iter().filter_map(Argument::address).chain(touched.iter().copied()).collect()
 }
 
-/// Room for more parameters than most kernels have.
+/// Space for more parameters than most kernels have.
 #[cold]
 fn grow(many: &mut Vec<*mut c_void>, count: usize) -> &mut [*mut c_void] {
     many.resize(count, core::ptr::null_mut());

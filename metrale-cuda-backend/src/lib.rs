@@ -9,7 +9,7 @@
 //!                                               DriverApi    the installed driver, or one in software
 //! ```
 //!
-//! Every allocation is written down with the source line that made it, and taken off before it is freed. So at any
+//! Every allocation is recorded with the source line that made it, and removed from the ledger before it is freed. So at any
 //! moment the backend can say what is live, whose it is and what the device keeps for it; a double free is answered with
 //! both lines, out of memory with who holds what, and a copy past the end with the owner's line.
 //!
@@ -58,28 +58,24 @@
 //! * `metrale_scale` (off): builds for AMD's SCALE toolchain.
 
 mod backend;
-mod book;
 mod call;
 mod config;
 mod device_arch;
 pub mod error;
 mod event;
 mod face;
-mod fault_probe;
+mod fault_latch;
 mod gpu;
 mod graph;
-mod graveyard;
-mod handle_map;
+mod handle_tombstones;
 mod handles;
 mod launch;
+mod ledger_writer;
 pub mod memory;
 mod merged_report;
 mod n_tile;
-mod nap;
-mod numbers;
 mod op_cache;
 mod parts;
-mod recent;
 mod signature;
 mod stream;
 mod sweep;
@@ -96,7 +92,7 @@ pub use config::{BackendConfig, ConfigError, DEBUG_SYNC_KERNELS, RECENT_EVENTS, 
 pub use error::{
     BadArgument, CallFailed, ContextLost, FeatureOff, LedgerConflict, NotBound, NotSupported, Remedy, remedy,
 };
-pub use fault_probe::{FaultLatch, FaultReason};
+pub use fault_latch::{FaultLatch, FaultReason};
 pub use gpu::{DevicePtr, GpuBackend, GraphHandle, KernelHandle};
 pub use graph::{
     CaptureGuard, Capturing, GraphFault, GraphInfo, GraphUpdate, NotCapturing, PinHolder, PinnedByGraph,

@@ -10,7 +10,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
 use crate::gpu::{DevicePtr, KernelHandle};
 
-/// What stands behind an entry's name.
+/// What follows an entry's name.
 const SUFFIX: &str = "_n_tile";
 
 /// Bytes of the global: one unsigned 32-bit number.

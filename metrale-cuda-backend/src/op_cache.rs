@@ -4,9 +4,9 @@
 //! ```text
 //!   op_scratch(op, stream, bytes) ── fits ──────────────────────> the buffer that is there
 //!                                 └─ does not ─> a larger one; the old one is outgrown:
-//!                                                event behind its last use ── passed ──> freed
+//!                                                event after its last use ── passed ──> freed
 //! ```
-//! Scratch is written down as arena memory under the scope `op_cache/<op>`: the cache is its owner, so no sweep takes it.
+//! Scratch is recorded as arena memory under the scope `op_cache/<op>`: the cache is its owner, so no sweep frees it.
 
 use core::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -26,7 +26,7 @@ use crate::gpu::DevicePtr;
 use crate::graph::Reach;
 use crate::memory::FREE_AFTER;
 
-/// Sizes up to here are rounded up to what the driver hands out anyway.
+/// Sizes up to here are rounded up to what the driver allocates anyway.
 const GRANULARITY_BYTES: usize = 512;
 /// From here on the driver keeps whole pages, so that the rest of the last one costs nothing.
 const PAGE_BYTES: usize = 2 << 20;
@@ -44,7 +44,7 @@ pub struct Scratch {
 /// A scratch buffer that a larger one has taken the place of.
 struct Outgrown {
     scratch: Scratch,
-    /// Recorded behind its last use; 0 once it has passed, or where it could not be had.
+    /// Recorded after its last use; 0 once it has passed, or where it could not be had.
     event: CUevent,
     /// Whether nothing queued uses it any more.
     is_idle: bool,
@@ -150,7 +150,7 @@ impl MetraleCudaBackend {
         let bytes = rounded(bytes);
         let larger = {
             let _scope = self.scope(&format!("op_cache/{op}"));
-            Scratch { ptr: self.take(bytes, AllocKind::Arena, site)?, bytes }
+            Scratch { ptr: self.alloc_kind(bytes, AllocKind::Arena, site)?, bytes }
         };
         if let Some(old) = scratches.present.insert(key, larger) {
             let event = self.event_behind(stream);
@@ -219,7 +219,7 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// An event behind what is queued on a stream; 0 where there is none to be had, be it that the stream is gone.
+    /// An event after what is queued on a stream; 0 where there is none to be had, be it that the stream is gone.
     fn event_behind(&self, stream: u64) -> CUevent {
         let Ok(_held) = self.hold_stream(stream, "letting go of scratch memory") else { return 0 };
         // SAFETY: the stream is held.
@@ -252,7 +252,7 @@ impl MetraleCudaBackend {
     fn drop_event(&self, event: CUevent) {
         // SAFETY: the event is the cache's own, and this is the last use of it.
         if let Err(error) = unsafe { ask!(self.driver(), cuEventDestroy_v2(event)) } {
-            tracing::debug!("an event of the op cache stays until the context goes: {error}");
+            tracing::debug!("an event of the op cache stays until the context is destroyed: {error}");
         }
     }
 
@@ -269,8 +269,8 @@ impl MetraleCudaBackend {
                 self.drop_event(event);
             }
             // Not `free_arena`, which has reasons to refuse that do not count any more: nobody launches from here on.
-            if self.book().forget(scratch.ptr.0, AllocKind::Arena).is_ok()
-                && let Err(error) = self.give_to_driver(scratch.ptr.0)
+            if self.ledger_writer().forget(scratch.ptr.0, AllocKind::Arena).is_ok()
+                && let Err(error) = self.driver_free(scratch.ptr.0)
             {
                 tracing::error!("{} bytes of scratch memory could not be freed: {error}", scratch.bytes);
             }

@@ -33,7 +33,7 @@ impl ModuleTarget {
     /// What an image says of itself: the header of PTX, the flags of a cubin, every entry of a fatbin.
     ///
     /// An image that does not say, or is none, has no code; whether it loads at all is for the loader to answer. The
-    /// cost does not grow with the text behind a PTX header.
+    /// cost does not grow with the text after a PTX header.
     #[must_use]
     pub fn of_image(module: impl Into<String>, image: &[u8]) -> Self {
         let code = match ImageKind::of(image) {
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn every_module_that_does_not_run_is_named_at_once() {
+    fn every_module_that_does_not_run_is_named() {
         let newer = CodeTarget::Ptx { sm: "sm_120".parse().unwrap(), isa: Some(IsaVersion::new(9, 9)) };
         let modules = [
             ModuleTarget::new("good", [ptx("sm_75")]),

@@ -106,7 +106,7 @@ fn read(image: &[u8]) -> HashMap<Box<str>, Signature> {
 
 fn read_ptx(text: &[u8], kernels: &mut HashMap<Box<str>, Signature>) {
     let ptx = Ptx::read(text);
-    // A text that reads as wrong and loads all the same was not understood: then nothing is refused for it.
+    // A text that reads as wrong and loads anyway was not understood: then nothing is refused for it.
     if !ptx.flaws.is_empty() {
         return;
     }

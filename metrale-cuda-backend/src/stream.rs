@@ -62,15 +62,15 @@ impl MetraleCudaBackend {
         }
         if stream == self.stream() {
             return Err(BadArgument::new(
-                "this is the backend's own stream, which every backend of the device shares; it goes with the last of them",
+                "this is the backend's own stream, which every backend of the device shares; it is destroyed with the last of them",
             )
             .into());
         }
         self.bound(WHAT)?;
         self.uncaptured(stream, WHAT, || ())?;
         self.outgrow_stream(stream);
-        let entry = self.uncaptured(stream, WHAT, || self.streams().doom(stream, site, WHAT))??;
-        self.end_doomed(&entry).doing(|| format!("destroying stream {stream:#x}"))
+        let entry = self.uncaptured(stream, WHAT, || self.streams().remove(stream, site, WHAT))??;
+        self.destroy_removed_handle(entry).doing(|| format!("destroying stream {stream:#x}"))
     }
 
     /// See [`GpuBackend::synchronize_stream`](crate::GpuBackend::synchronize_stream).
@@ -110,7 +110,7 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// Whether a stream captures; one that cannot say counts as if it did, for a wait or a query would end its capture. Our
+    /// Whether a stream captures; one that cannot say counts as if it did, because a wait or a query would end its capture. Our
     /// own captures are known where the driver cannot tell.
     ///
     /// # Safety

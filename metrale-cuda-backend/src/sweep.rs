@@ -81,20 +81,20 @@ impl Swept {
         }
     }
 
-    /// Frees everything, once each. What fails is logged and the rest still freed, until the context turns out to be
+    /// Frees everything, once each. What fails is logged and the rest still freed, until the context is found to be
     /// lost: then nothing more can be freed, and one line says so.
     fn free(&self, free: impl Fn(u64) -> Result<(), DriverError>) {
         for (index, (addr, record)) in self.records.iter().enumerate() {
             let Err(error) = free(*addr) else { continue };
             if is_teardown_noop(error.status) {
-                // The context is gone, and the memory with it.
+                // The memory went with the context.
                 return;
             }
             if is_sticky(error.status) {
                 let left = self.records.len() - index;
                 tracing::error!(
-                    "{left} of {} allocations cannot be freed, for the context is lost: {error}; their memory comes \
-                     back when the process ends",
+                    "{left} of {} allocations cannot be freed because the context is lost: {error}; the system frees \
+                     their memory when the process ends",
                     self.records.len()
                 );
                 return;
@@ -112,16 +112,16 @@ impl MetraleCudaBackend {
         const ADVICE: &str = "sweep after the capture has ended";
         let sound = || self.latch().sound(|| DOING.to_owned());
         sound()?;
-        self.outside_capture(Reach::ThreadOrOwner(self.seat().owner), DOING, ADVICE)?;
+        self.outside_capture(Reach::ThreadOrOwner(self.graph_client().owner), DOING, ADVICE)?;
         match self.enter() {
             Ok(_current) => {
                 let swept = self.sweep("a load was abandoned, or they have no owner that frees them");
-                // The frees may be what met a fault; then they freed nothing.
+                // A free may have been the call that showed a fault; then nothing was freed.
                 sound()?;
                 Ok(swept)
             }
             // The context is gone, and the memory with it: nothing to free, nothing to warn of.
-            Err(error) if is_teardown_noop(error.status) => Ok(self.book().ledger().drain().len()),
+            Err(error) if is_teardown_noop(error.status) => Ok(self.ledger_writer().ledger().drain().len()),
             Err(error) => Err(failed(error, DOING.to_owned(), None)),
         }
     }
@@ -130,10 +130,10 @@ impl MetraleCudaBackend {
     #[track_caller]
     fn sweep(&self, causes: &str) -> usize {
         // Graphs first: none may be left that would replay on freed memory.
-        let memory: Vec<_> = self.book().ledger().live_allocations();
+        let memory: Vec<_> = self.ledger_writer().ledger().live_allocations();
         let memory: Vec<_> = memory.into_iter().map(|(addr, record)| (record.kind, addr)).collect();
         let graphs = self.destroy_graphs_using(&memory, true);
-        let swept = Swept { records: self.book().ledger().drain() };
+        let swept = Swept { records: self.ledger_writer().ledger().drain() };
         let count = swept.records.len();
         if count > 0 {
             tracing::warn!(
@@ -143,7 +143,7 @@ impl MetraleCudaBackend {
                 LargestSites(&swept.records),
                 Destroyed(&graphs)
             );
-            swept.free(|addr| self.give_swept(addr));
+            swept.free(|addr| self.free_swept(addr));
         }
         count
     }
@@ -166,15 +166,15 @@ impl MetraleCudaBackend {
 
     /// Takes what is left of a kind off the ledger.
     fn left_of(&self, kind: AllocKind) -> Swept {
-        let mut records = self.book().ledger().allocations_of(kind);
-        records.retain(|&(addr, _)| self.book().forget(addr, kind).is_ok());
+        let mut records = self.ledger_writer().ledger().allocations_of(kind);
+        records.retain(|&(addr, _)| self.ledger_writer().forget(addr, kind).is_ok());
         Swept { records }
     }
 
     /// Whether the context is lost, so that nothing can be freed; one line then counts what stays.
     fn is_left_behind(&self) -> bool {
         let Some(reason) = self.context_fault() else { return false };
-        let ledger = self.book().ledger();
+        let ledger = self.ledger_writer().ledger();
         let left = ledger.live_count() + ledger.arena_count() + ledger.pinned_count();
         let padding = ledger.padding_bytes();
         let allocations = (left > 0).then(|| format!("{left} allocations"));
@@ -182,26 +182,30 @@ impl MetraleCudaBackend {
         let what: Vec<String> = allocations.into_iter().chain(padding).collect();
         if !what.is_empty() {
             tracing::warn!(
-                "{} of a dropped backend cannot be freed, for {reason}; their memory comes back when the process ends",
+                "{} of a dropped backend cannot be freed because {reason}; the system frees their memory when the process ends",
                 what.join(" and ")
             );
         }
         true
     }
 
-    /// Another backend's graph may use an arena or pinned memory of this one, which goes now. The sweep sees to the rest.
-    fn destroy_graphs_of_others(&self) {
-        let ledger = self.book().ledger();
+    /// Destroys graphs of other backends that use an arena or pinned memory of this one, which is freed now. The sweep does the
+    /// same for the other kinds of memory.
+    fn destroy_foreign_graphs(&self) {
+        let ledger = self.ledger_writer().ledger();
         let left = [AllocKind::Arena, AllocKind::Pinned].map(|kind| ledger.allocations_of(kind));
         let left: Vec<_> = left.into_iter().flatten().map(|(addr, record)| (record.kind, addr)).collect();
         let graphs = self.destroy_graphs_using(&left, true);
         if !graphs.is_empty() {
-            tracing::warn!("memory goes with its backend that others still use{}", Destroyed(&graphs));
+            tracing::warn!(
+                "memory is freed with its backend while graphs of other backends use it{}",
+                Destroyed(&graphs)
+            );
         }
     }
 
-    /// Frees all that is left, on whichever thread drops the backend. Never panics, and never frees twice: what is freed
-    /// has left the ledger before.
+    /// Frees all that is left, on whichever thread drops the backend. Never panics, and never frees twice: each
+    /// allocation is removed from the ledger before it is freed.
     pub(crate) fn free_all_left(&self) {
         if self.is_left_behind() {
             self.end_all_graphs(false);
@@ -210,7 +214,7 @@ impl MetraleCudaBackend {
         match self.enter() {
             Ok(_current) => {
                 self.end_all_graphs(true);
-                self.destroy_graphs_of_others();
+                self.destroy_foreign_graphs();
                 self.end_op_cache();
                 self.end_timing();
                 self.sweep(
@@ -223,23 +227,23 @@ impl MetraleCudaBackend {
                 }
                 self.close_zones();
                 // Freed memory that the driver had refused to take back.
-                self.left_of(AllocKind::Padding).free(|addr| self.give_to_driver(addr));
-                self.free_left(AllocKind::Arena, |addr| self.give_to_driver(addr));
-                self.free_left(AllocKind::Pinned, |addr| self.give_pinned_to_driver(addr));
+                self.left_of(AllocKind::Padding).free(|addr| self.driver_free(addr));
+                self.free_left(AllocKind::Arena, |addr| self.driver_free(addr));
+                self.free_left(AllocKind::Pinned, |addr| self.driver_free_pinned(addr));
                 // Behind the memory, whose freeing waits for the work that is left in the streams.
                 self.destroy_left();
             }
             // A context that is gone has taken its memory with it; a probe that outlives the backend must not show it.
             Err(error) if is_teardown_noop(error.status) => {
                 self.end_all_graphs(false);
-                self.book().ledger().drain();
+                self.ledger_writer().ledger().drain();
                 self.left_of(AllocKind::Padding);
                 self.left_of(AllocKind::Arena);
                 self.left_of(AllocKind::Pinned);
             }
             Err(error) => {
                 self.end_all_graphs(false);
-                let ledger = self.book().ledger();
+                let ledger = self.ledger_writer().ledger();
                 let (left, padding) = (ledger.live_count(), ByteSize(ledger.padding_bytes() as u64));
                 tracing::error!(
                     "{left} allocations and {padding} of red zones and quarantine could not be freed when their backend was \

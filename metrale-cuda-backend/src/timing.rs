@@ -24,10 +24,10 @@ type Pair = (CUevent, CUevent);
 
 /// One backend's spans.
 pub(crate) struct Timing {
-    state: Mutex<State>,
+    state: Mutex<TimingState>,
 }
 
-struct State {
+struct TimingState {
     pending: PendingSpans<Pair>,
     /// Events to use again.
     spare: Vec<CUevent>,
@@ -36,7 +36,7 @@ struct State {
 impl Default for Timing {
     fn default() -> Self {
         let pending = PendingSpans::with_limit(PENDING_LIMIT);
-        Self { state: Mutex::new(State { pending, spare: Vec::new() }) }
+        Self { state: Mutex::new(TimingState { pending, spare: Vec::new() }) }
     }
 }
 
@@ -50,7 +50,7 @@ pub struct SpanHarvest {
     pub failed: usize,
     /// Spans that have not passed yet.
     pub pending: usize,
-    /// Spans that found no room since the backend was made; they are in no sum.
+    /// Spans refused because of the limit since the backend was made; they are in no sum.
     pub refused: u64,
 }
 
@@ -72,7 +72,7 @@ impl TimingSpan<'_> {
         self.start != 0
     }
 
-    /// Ends the span behind what is queued on its stream so far. Does not block. In a capture the span is given up: the
+    /// Ends the span after what is queued on its stream so far. Does not block. In a capture the span is given up: the
     /// graph would run it anew at every replay.
     ///
     /// # Errors
@@ -121,7 +121,7 @@ fn are_timed() -> bool {
 }
 
 impl MetraleCudaBackend {
-    /// Begins a span on a stream: an event behind what is queued there so far. Does not block. While spans are switched
+    /// Begins a span on a stream: an event after what is queued there so far. Does not block. While spans are switched
     /// off, as they are at first, it costs one relaxed load and times nothing; nor does it during a capture of the stream,
     /// or without the feature `timing`.
     ///
@@ -182,7 +182,7 @@ impl MetraleCudaBackend {
         Ok(self.harvest(&mut self.timing().state.lock()))
     }
 
-    fn harvest(&self, state: &mut State) -> SpanHarvest {
+    fn harvest(&self, state: &mut TimingState) -> SpanHarvest {
         let totals = run_metrics::process().spans();
         let harvest = state.pending.harvest(totals, |pair| self.has_ended(*pair), |pair| self.between(*pair));
         for (name, error) in &harvest.failed {
@@ -230,7 +230,7 @@ impl MetraleCudaBackend {
         unsafe { self.mark(stream) }.map(Some).doing(|| format!("ending span {name:?}"))
     }
 
-    /// An event that keeps time, recorded behind what is queued on a stream.
+    /// An event that keeps time, recorded after what is queued on a stream.
     ///
     /// # Safety
     /// The stream stays alive over the call.
@@ -279,7 +279,7 @@ impl MetraleCudaBackend {
             kept = kept.or(unsafe { ask!(self.driver(), cuEventDestroy_v2(event)) }.err());
         }
         if let Some(error) = kept {
-            tracing::debug!("events of spans stay until the context goes: {error}");
+            tracing::debug!("events of spans stay until the context is destroyed: {error}");
         }
     }
 }

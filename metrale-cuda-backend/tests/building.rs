@@ -69,7 +69,7 @@ fn what_no_sink_was_set_for_is_logged() {
     let backend = backend(driver.clone());
     driver.fail_every(DriverFn::cuStreamDestroy_v2, 999);
     let ((), lines) = logged(|| drop(backend));
-    assert!(lines.len() == 1 && lines[0].contains("not given back: the stream"), "{lines:?}");
+    assert!(lines.len() == 1 && lines[0].contains("not released: the stream"), "{lines:?}");
 }
 
 #[test]

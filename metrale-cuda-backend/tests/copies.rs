@@ -87,7 +87,7 @@ on_both_drivers! {
         backend.free(at).unwrap();
     }
 
-    an_asynchronous_copy_lets_its_source_go_at_once(driver) {
+    an_asynchronous_copy_needs_its_source_only_until_it_returns(driver) {
         let backend = backend(driver);
         let bytes = MIB;
         let at = backend.alloc(bytes).unwrap();
@@ -273,7 +273,7 @@ on_both_drivers! {
         assert_eq!(unsafe { backend.driver().cuMemAlloc_v2(&mut at, 4096) }, 0);
         backend.copy_h2d(&[9; 4096], DevicePtr(at)).unwrap();
         assert_eq!(read(&backend, DevicePtr(at), 4096), [9; 4096]);
-        // SAFETY: the driver gave the address above.
+        // SAFETY: the driver returned the address above.
         assert_eq!(unsafe { backend.driver().cuMemFree_v2(at) }, 0);
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! cudarc's allocations on the ledger, and let go of again.
+//! cudarc's allocations on the ledger, and off it again.
 
 mod common;
 
@@ -59,7 +59,7 @@ mod a_slice_is_adopted_used_by_both_and_let_go_of {
     }
 }
 
-mod memory_the_ledger_holds_is_given_back_as_it_was {
+mod memory_the_ledger_holds_comes_back_to_cudarc_as_it_was {
     use super::*;
 
     #[test]

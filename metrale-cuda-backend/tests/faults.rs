@@ -65,8 +65,8 @@ fn nothing_leaks_whichever_call_fails() {
         let before = calls[..nth].iter().filter(|earlier| earlier.function == call).count() as u64;
         faulty.fail_nth(call, before + 1, 999);
         let (result, _) = logged(|| everything(faulty));
-        // What gives back cannot be undone by itself: whatever the failing call was to give back stays.
-        let gives_back = matches!(
+        // What a failing call was to free or release stays.
+        let releases = matches!(
             call,
             DriverFn::cuMemFree_v2
                 | DriverFn::cuMemFreeHost
@@ -76,13 +76,13 @@ fn nothing_leaks_whichever_call_fails() {
                 | DriverFn::cuDevicePrimaryCtxRelease_v2
         );
         let leaks = driver.leaks();
-        // Nor can the registry give back a module, or its host the stream, where the thread cannot learn its context: they
-        // tell the sink. What the backend made is the backend's drop to give back.
+        // So does a module of the registry, or its host's stream, where the thread cannot learn its context: the sink is told.
+        // What the backend made must be gone after its drop.
         let registrys = call == DriverFn::cuCtxGetCurrent
             && leaks.memory.is_empty()
             && leaks.events.is_empty()
             && leaks.contexts.is_empty();
-        assert!(gives_back || registrys || leaks.is_empty(), "call {nth}, {call}: {leaks:?}");
+        assert!(releases || registrys || leaks.is_empty(), "call {nth}, {call}: {leaks:?}");
         assert!(driver.diagnostics().is_empty(), "call {nth}, {call}: {:?}", driver.diagnostics());
         if let Err(error) = result {
             let kept = error.chain().find_map(|cause| cause.downcast_ref::<DriverError>()).copied();
@@ -136,18 +136,18 @@ fn a_pinned_free_the_driver_refuses_is_put_back_too() {
 }
 
 #[test]
-fn memory_the_ledger_cannot_take_in_is_given_back() {
+fn memory_the_ledger_cannot_record_is_freed() {
     let driver = sim();
     let backend = backend(driver.clone());
     let ptr = backend.alloc(4096).unwrap();
-    // Freed behind the backend's back, so that the driver hands the address out again.
-    // SAFETY: the driver gave the address, and nothing uses the memory.
+    // Freed without telling the backend, so that the driver uses the address again.
+    // SAFETY: the driver returned the address, and nothing uses the memory.
     assert_eq!(unsafe { driver.cuMemFree_v2(ptr.0) }, 0);
     let error = backend.alloc(4096).unwrap_err();
     assert_eq!(remedy(&error), Some(Remedy::ReportBug));
     let conflict = error.downcast_ref::<LedgerConflict>().expect("typed");
     assert_eq!((conflict.addr, conflict.bytes), (ptr.0, 4096));
-    assert!(error.to_string().contains("behind its back"), "{error}");
+    assert!(error.to_string().contains("without telling it"), "{error}");
     assert!(driver.leaks().memory.is_empty());
     backend.ledger_probe().assert_nothing_live();
 
@@ -155,48 +155,48 @@ fn memory_the_ledger_cannot_take_in_is_given_back() {
     backend.free(again).unwrap();
 }
 
-/// Frees the backend's only allocation behind its back, so that the driver hands its address out again; the driver then
-/// refuses to take that back.
+/// Frees the backend's only allocation without telling it, so that the driver uses its address again; the driver then
+/// refuses to free that.
 fn conflict_that_leaks(status: i32) -> LedgerConflict {
     let driver = sim();
     let faulty = Arc::new(FaultDriver::new(driver.clone()));
     let backend = backend(faulty.clone());
     let ptr = backend.alloc(4096).unwrap();
-    // SAFETY: the driver gave the address, and nothing uses the memory.
+    // SAFETY: the driver returned the address, and nothing uses the memory.
     assert_eq!(unsafe { driver.cuMemFree_v2(ptr.0) }, 0);
     faulty.fail_nth(DriverFn::cuMemFree_v2, 1, status);
     backend.alloc(4096).unwrap_err().downcast::<LedgerConflict>().expect("typed")
 }
 
 #[test]
-fn memory_that_neither_ledger_nor_driver_takes_is_told_with_the_drivers_answer() {
+fn memory_that_can_be_neither_recorded_nor_freed_is_told_with_the_drivers_answer() {
     let conflict = conflict_that_leaks(999);
     let refusal = DriverError { function: DriverFn::cuMemFree_v2, status: 999 };
-    assert_eq!((conflict.not_given_back, conflict.remedy()), (Some(refusal), Remedy::ReportBug));
+    assert_eq!((conflict.not_freed, conflict.remedy()), (Some(refusal), Remedy::ReportBug));
     let text = conflict.to_string();
     assert!(text.contains("is leaked") && text.contains(&refusal.to_string()), "{text}");
     assert_eq!(remedy(&conflict_that_leaks(700).into()), Some(Remedy::Relaunch));
 }
 
 #[test]
-fn pinned_memory_that_neither_ledger_nor_driver_takes_is_told_too() {
+fn pinned_memory_that_can_be_neither_recorded_nor_freed_is_told_too() {
     let driver = sim();
     let faulty = Arc::new(FaultDriver::new(driver.clone()));
     let backend = backend(faulty.clone());
     // The host's allocator decides which address comes next; that of the last free is likely, not certain.
     let conflict = (0..64).find_map(|_| {
         let pinned = backend.alloc_pinned(1 << 20).unwrap();
-        // SAFETY: the driver gave the address, and nothing uses the memory.
+        // SAFETY: the driver returned the address, and nothing uses the memory.
         assert_eq!(unsafe { driver.cuMemFreeHost(pinned.as_ptr().cast()) }, 0);
         faulty.fail_nth(DriverFn::cuMemFreeHost, 1, 999);
         backend.alloc_pinned(1 << 20).err()
     });
     let conflict = conflict.expect("an address comes again").downcast::<LedgerConflict>().expect("typed");
-    assert_eq!(conflict.not_given_back.map(|error| error.status), Some(999), "{conflict}");
+    assert_eq!(conflict.not_freed.map(|error| error.status), Some(999), "{conflict}");
 }
 
 #[test]
-fn an_uploader_that_is_not_made_tells_what_it_could_not_give_back() {
+fn an_uploader_that_is_not_made_tells_what_it_could_not_free() {
     let faulty = Arc::new(FaultDriver::new(sim()));
     let backend = backend(faulty.clone());
     faulty.fail_nth(DriverFn::cuEventCreate, 2, 2);

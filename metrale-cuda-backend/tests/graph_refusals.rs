@@ -208,7 +208,7 @@ on_both_drivers! {
         scene.clean();
     }
 
-    /// Some calls are fine in a relaxed capture, on its very thread.
+    /// Some calls are allowed in a relaxed capture, on its very thread.
     what_disturbs_nothing_is_allowed(driver; sim: sim_with_kernels()) {
         let scene = Scene::new(driver);
         scene.in_a_capture(50, scene.stream, |scene, _| {
@@ -322,7 +322,7 @@ fn no_refusal_asks_what_memory_of_others_is() {
     scene.clean();
 }
 
-/// Situations that others met, by their ids in data/capture_cases.tsv.
+/// Situations reported for other projects, by their ids in data/capture_cases.tsv.
 mod cases {
     use super::*;
 
@@ -358,7 +358,7 @@ mod cases {
         (
             "g28",
             "what_a_graph_takes_is_measured, in graphs.rs: memory of graphs is told apart from the ledger; captured \
-                 allocations cannot arise, for they are refused",
+                 allocations cannot arise, because they are refused",
         ),
         ("g29", "captured_twice"),
     ];

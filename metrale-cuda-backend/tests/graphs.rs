@@ -144,7 +144,7 @@ on_both_drivers! {
         // SAFETY: as above.
         unsafe { backend.copy_d2h_async_retained(at, target.as_ptr(), 64, stream) }.unwrap();
 
-        // On another thread nothing but the pin refuses it: relaxed captures let others free.
+        // On another thread nothing but the pin refuses it: relaxed captures let other threads free.
         thread::scope(|scope| {
             scope.spawn(|| {
                 backend.bind_to_thread().unwrap();
@@ -344,7 +344,7 @@ on_both_drivers! {
         backend.free(at).unwrap();
     }
 
-    threads_that_replay_one_graph_take_turns_until_it_is_destroyed(driver) {
+    threads_that_replay_one_graph_are_ordered_until_it_is_destroyed(driver) {
         let backend = backend(driver);
         let at = backend.alloc(64).unwrap();
         let graph = filling(&backend, at, 5, 64, "shared");
@@ -516,7 +516,7 @@ on_both_drivers! {
         let taken = before - backend.memory_info().unwrap().free_bytes as i64;
         let infos = backend.graphs();
         assert_eq!(infos.iter().map(|info| info.bytes_measured.unwrap()).sum::<i64>(), taken);
-        // Measured on an H200: 2 MiB, unless the streams' pool has room, as where the process sees several devices.
+        // Measured on an H200: 2 MiB, unless the streams' pool has enough left, as where the process sees several devices.
         let [first, second] = [0, 1].map(|n: usize| infos[n].bytes_measured.unwrap());
         assert!([0, 2 * MIB as i64].contains(&first) && second == 0, "{first}, {second}");
         assert_eq!(backend.graph_bytes_measured(), taken);
@@ -576,7 +576,7 @@ on_both_drivers! {
         second.synchronize().unwrap();
         assert_eq!(byte(&second, at), 4);
 
-        // The memory goes with its backend, and so does the graph that would use it.
+        // The memory is freed with its backend, and the graph that would use it is destroyed.
         let ((), lines) = logged(|| drop(second));
         assert!(lines.len() == 1 && lines[0].contains("\"shared\""), "{lines:?}");
         let text = first.launch_graph(graph, first.stream()).unwrap_err().to_string();
@@ -692,24 +692,24 @@ on_both_drivers! {
         backend.destroy_stream(stream).unwrap();
     }
 
-    /// A graph's use of one part leaves the others to be given back.
-    a_part_of_an_arena_that_a_graph_uses_is_not_given_back(driver) {
+    /// A graph's use of one part does not keep the other parts from being freed.
+    a_part_of_an_arena_that_a_graph_uses_is_not_freed(driver) {
         let backend = backend(driver);
         let arena = backend.packed_arena(8 * KIB).unwrap();
-        let [first, used, pinned] = ["first", "used", "pinned"].map(|name| arena.take(name, KIB).unwrap());
+        let [first, used, pinned] = ["first", "used", "pinned"].map(|name| arena.alloc(name, KIB).unwrap());
         let graph = filling(&backend, used.offset(512), 4, 512, "fill");
         backend.pin_graph(graph, pinned).unwrap();
         for part in [used, pinned] {
-            let error = arena.give(part).unwrap_err().downcast::<PinnedByGraph>().expect("typed");
-            assert!(error.to_string().contains("give") && error.to_string().contains("\"fill\""), "{error}");
+            let error = arena.free_part(part).unwrap_err().downcast::<PinnedByGraph>().expect("typed");
+            assert!(error.to_string().contains("free_part") && error.to_string().contains("\"fill\""), "{error}");
         }
-        arena.give(first).unwrap();
+        arena.free_part(first).unwrap();
         assert_eq!(arena.parts(), 2);
         replay(&backend, graph);
         assert_eq!(byte(&backend, used.offset(512)), 4);
         backend.destroy_graph(graph).unwrap();
-        arena.give(used).unwrap();
-        arena.give(pinned).unwrap();
+        arena.free_part(used).unwrap();
+        arena.free_part(pinned).unwrap();
         arena.free().unwrap();
     }
 
@@ -799,7 +799,7 @@ fn everything_but_the_query_works_on_scales_driver() {
     let capture = backend.capture(stream).unwrap();
     mix(&backend, at, 4, 16, stream).unwrap();
     assert!(backend.synchronize_stream(stream).unwrap_err().is::<Capturing>());
-    // What asks by itself whether the stream captures goes by the books where the driver cannot tell.
+    // What asks by itself whether the stream captures goes by the backend's notes where the driver cannot tell.
     let error = backend.op_scratch("gemm", 64, stream).unwrap_err();
     assert!(error.is::<BadArgument>() && error.to_string().contains("before the capture begins"), "{error}");
     let graph = capture.end().unwrap();
@@ -927,19 +927,19 @@ fn nothing_leaks_whichever_call_fails() {
             faulty.fail_nth(call, before + 1, status);
             let (result, _) = logged(|| everything(faulty));
             let leaks = driver.leaks();
-            // What gives back cannot be undone by itself, events are nobody's to drop, and a thread that cannot learn its
-            // context gives back no stream. The rest must be gone.
+            // What a failing call was to free or release stays, nothing drops events, and a thread that cannot learn its
+            // context destroys no stream. The rest must be gone.
             let kept = match call {
                 DriverFn::cuGraphDestroy => leaks.graphs.len() == 1,
                 DriverFn::cuGraphExecDestroy => leaks.graphs.is_empty() && leaks.graph_execs.len() <= 1,
                 _ => leaks.graphs.is_empty() && leaks.graph_execs.is_empty(),
             };
-            let gives_back = matches!(
+            let releases = matches!(
                 call,
                 DriverFn::cuMemFree_v2 | DriverFn::cuModuleUnload | DriverFn::cuDevicePrimaryCtxRelease_v2
             );
             assert!(kept, "call {nth}, {call}: {leaks}");
-            assert!(gives_back || leaks.memory.is_empty(), "call {nth}, {call}: {leaks}");
+            assert!(releases || leaks.memory.is_empty(), "call {nth}, {call}: {leaks}");
             if let Err(error) = result {
                 assert!(
                     format!("{error:#}").contains(&format!("({status})")),
@@ -965,7 +965,7 @@ fn a_graph_that_the_driver_keeps_stays_with_its_pins() {
     backend.destroy_graph(graph).unwrap();
     backend.free(at).unwrap();
 
-    // Without room for the graph the capture is over, and nothing is pinned.
+    // Without memory for the graph the capture is over, and nothing is pinned.
     // Its name depends on the build.
     let instantiate = DriverFn::ALL.iter().find(|function| function.name().starts_with("cuGraphInstantiate"));
     faulty.fail_nth(*instantiate.unwrap(), 1, 2);
@@ -1064,7 +1064,7 @@ fn a_thread_tells_equal_handles_of_two_drivers_apart() {
 }
 
 #[test]
-fn threads_launch_destroy_and_free_at_once() {
+fn threads_launch_destroy_and_free_concurrently() {
     let backend = backend(sim());
     thread::scope(|scope| {
         for _ in 0..4 {
@@ -1134,7 +1134,7 @@ fn a_fault_that_shows_in_a_call_about_graphs_is_latched() {
 
 /// A launch of a graph that the driver refuses is followed by the wait that finds a fault out.
 #[test]
-fn a_refused_launch_of_a_graph_is_probed() {
+fn a_refused_launch_of_a_graph_is_checked_for_a_fault() {
     let faulty = Arc::new(FaultDriver::new(sim()));
     let backend = backend(faulty.clone());
     let graph = backend.capture(backend.stream()).unwrap().finish("step").unwrap();
@@ -1145,7 +1145,7 @@ fn a_refused_launch_of_a_graph_is_probed() {
     faulty.fail_nth(DriverFn::cuGraphLaunch, 1, 999);
     faulty.fail_nth(DriverFn::cuStreamSynchronize, 1, 719);
     backend.launch_graph(graph, backend.stream()).unwrap_err();
-    let reason = backend.context_fault().expect("probed");
+    let reason = backend.context_fault().expect("checked");
     assert_eq!((reason.driver.status, reason.after.as_deref()), (719, Some("the launch of graph \"step\"")));
 }
 

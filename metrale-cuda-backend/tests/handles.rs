@@ -230,7 +230,7 @@ on_both_drivers! {
         let again = unsafe { backend.adopt_stream(stream) }.unwrap_err().to_string();
         let site = format!("{}:{line}:", file!());
         assert!(again.contains("known already, adopted at") && again.contains(&site), "{again}");
-        let words = ["was adopted at", "its maker's to destroy", "release_stream", &site];
+        let words = ["was adopted at", "only its maker may destroy it", "release_stream", &site];
         assert_refused(vec![("destroy_stream", backend.destroy_stream(stream))], &words);
 
         backend.release_stream(stream).unwrap();
@@ -329,18 +329,18 @@ fn what_is_refused_never_reaches_the_driver() {
     backend.free(at).unwrap();
 }
 
-/// A driver on which a call takes as long as the test wants, on the thread `waits` and after as many others of it there:
-/// `(driver, entered, let go)`.
+/// A driver on which one call of the thread `waits` takes as long as the test wants, after `earlier` such calls:
+/// `(driver, entered, go)`.
 fn with_a_long_call(
     function: DriverFn,
-    others: usize,
+    earlier: usize,
 ) -> (Arc<HookedDriver>, std::sync::mpsc::Receiver<()>, std::sync::mpsc::Sender<()>) {
     let driver = Arc::new(HookedDriver::new(sim()));
     let ((enter, entered), (go, gone)) = (channel(), channel());
     let (gone, calls) = (Mutex::new(gone), AtomicUsize::new(0));
     driver.before_each(move |called| {
         let counts = called == function && thread::current().name() == Some("waits");
-        if counts && calls.fetch_add(1, Ordering::Relaxed) == others {
+        if counts && calls.fetch_add(1, Ordering::Relaxed) == earlier {
             enter.send(()).unwrap();
             gone.lock().unwrap().recv().unwrap();
         }
@@ -381,59 +381,65 @@ fn a_handle_destroyed_under_a_wait_lives_until_the_wait_is_over() {
             assert_eq!(trace.count(destroys), 0, "the wait still has it");
             go.send(()).unwrap();
             waiting.unwrap().join().unwrap();
-            assert_eq!(trace.count(destroys), 1, "the last to leave destroys it");
+            assert_eq!(trace.count(destroys), 1, "the last call to return destroys it");
         });
     }
 }
 
-/// Launches of a graph on the stream where it is always launched are counted by nobody; so who ends the stream waits for one.
 #[test]
 fn a_stream_ended_under_a_graphs_launch_lives_until_that_has_returned() {
-    for release in [false, true] {
-        let (driver, entered, go) = with_a_long_call(DriverFn::cuGraphLaunch, 2);
-        let trace = Arc::new(TraceDriver::new(driver));
-        let backend = backend(trace.clone());
-        let (at, stream) = (backend.alloc(64).unwrap(), backend.create_stream().unwrap());
-        let graph = filling(&backend, at);
-        // So often that it is at home there.
-        (0..1000).for_each(|_| backend.launch_graph(graph, stream).unwrap());
-        thread::scope(|scope| {
-            let launching = thread::Builder::new().name("waits".into()).spawn_scoped(scope, || {
-                backend.bind_to_thread().unwrap();
-                (0..3).for_each(|_| backend.launch_graph(graph, stream).unwrap());
-            });
-            entered.recv().unwrap();
-            let ending = scope.spawn(|| {
-                backend.bind_to_thread().unwrap();
-                if release { backend.release_stream(stream) } else { backend.destroy_stream(stream) }
-            });
-            let how = if release { "was released at" } else { "was destroyed at" };
-            // Any use by this thread would keep a release from coming to pass.
-            thread::sleep(std::time::Duration::from_millis(100));
-            let before = (ending.is_finished(), trace.count(DriverFn::cuStreamDestroy_v2));
-            go.send(()).unwrap();
-            assert_eq!(before, (false, 0), "it waits for the launch");
-            launching.unwrap().join().unwrap();
-            ending.join().unwrap().unwrap();
-            let refused = backend.launch_graph(graph, stream).unwrap_err();
-            assert!(refused.is::<BadArgument>() && refused.to_string().contains(how), "{refused:#}");
+    let (driver, entered, go) = with_a_long_call(DriverFn::cuGraphLaunch, 2);
+    let trace = Arc::new(TraceDriver::new(driver));
+    let backend = backend(trace.clone());
+    let (at, stream) = (backend.alloc(64).unwrap(), backend.create_stream().unwrap());
+    let graph = filling(&backend, at);
+    (0..100).for_each(|_| backend.launch_graph(graph, stream).unwrap());
+    thread::scope(|scope| {
+        let launching = thread::Builder::new().name("waits".into()).spawn_scoped(scope, || {
+            backend.bind_to_thread().unwrap();
+            (0..3).for_each(|_| backend.launch_graph(graph, stream).unwrap());
         });
-        assert_eq!(trace.count(DriverFn::cuStreamDestroy_v2), usize::from(!release));
-        assert_eq!(trace.count(DriverFn::cuGraphLaunch), 1003);
-        if release {
-            // SAFETY: it is alive, and this test's own.
-            unsafe { backend.adopt_stream(stream) }.unwrap();
-            (0..100).for_each(|_| backend.launch_graph(graph, stream).unwrap());
-        }
-        backend.synchronize().unwrap();
-        backend.destroy_graph(graph).unwrap();
-        backend.free(at).unwrap();
-    }
+        entered.recv().unwrap();
+        let refused = backend.release_stream(stream).unwrap_err().to_string();
+        assert!(refused.contains("using") && refused.contains("try again"), "{refused}");
+        // Does not wait for the launch.
+        backend.destroy_stream(stream).unwrap();
+        let refused = backend.launch_graph(graph, stream).unwrap_err();
+        assert!(
+            refused.is::<BadArgument>() && refused.to_string().contains("was destroyed at"),
+            "{refused:#}"
+        );
+        assert_eq!(trace.count(DriverFn::cuStreamDestroy_v2), 0, "the launch still uses it");
+        go.send(()).unwrap();
+        launching.unwrap().join().unwrap();
+        assert_eq!(trace.count(DriverFn::cuStreamDestroy_v2), 1, "the thread that launched destroys it");
+    });
+    assert_eq!(trace.count(DriverFn::cuGraphLaunch), 103);
+    backend.synchronize().unwrap();
+    backend.destroy_graph(graph).unwrap();
+    backend.free(at).unwrap();
 }
 
-/// What a graph was launched on often is no other backend's to launch it on, though the device and the graph are both's.
 #[test]
-fn a_graph_at_home_on_one_backends_stream_is_refused_there_by_another() {
+fn a_stream_released_after_launches_of_a_graph_can_be_adopted_and_used_again() {
+    let backend = backend(sim());
+    let (at, stream) = (backend.alloc(64).unwrap(), backend.create_stream().unwrap());
+    let graph = filling(&backend, at);
+    (0..100).for_each(|_| backend.launch_graph(graph, stream).unwrap());
+    backend.release_stream(stream).unwrap();
+    let refused = backend.launch_graph(graph, stream).unwrap_err();
+    assert!(refused.is::<BadArgument>() && refused.to_string().contains("was released at"), "{refused:#}");
+    // SAFETY: it is alive, and this test's own.
+    unsafe { backend.adopt_stream(stream) }.unwrap();
+    (0..100).for_each(|_| backend.launch_graph(graph, stream).unwrap());
+    backend.synchronize().unwrap();
+    backend.destroy_graph(graph).unwrap();
+    backend.free(at).unwrap();
+}
+
+/// Both backends may launch the graph, but each only on streams that it knows.
+#[test]
+fn a_graph_launched_on_one_backends_stream_is_refused_there_by_another() {
     let driver = sim();
     let [one, other] = [backend(driver.clone()), backend(driver)];
     let (at, stream) = (one.alloc(64).unwrap(), one.create_stream().unwrap());
@@ -449,7 +455,7 @@ fn a_graph_at_home_on_one_backends_stream_is_refused_there_by_another() {
     one.free(at).unwrap();
 }
 
-/// A thread that replays without a pause lets one go first that ends the stream.
+/// A thread that replays a graph without a pause does not keep another from destroying a stream of that graph.
 #[test]
 fn a_stream_is_ended_beside_endless_replays_elsewhere() {
     let backend = backend(sim());
@@ -502,7 +508,7 @@ on_both_drivers! {
                     let (backend, launched) = (&backend, &launched);
                     scope.spawn(move || {
                         backend.bind_to_thread().unwrap();
-                        // Each is at home on a stream, and now and then elsewhere.
+                        // Each thread launches on one stream, and now and then on the other.
                         for count in 0_usize.. {
                             let place = if count % 50 == seed { 1 } else { seed % 2 };
                             let graph = graphs[if count % 7 == 0 { (seed + 1) % 3 } else { seed }];
@@ -560,7 +566,7 @@ fn threads_that_use_and_destroy_each_others_handles_never_show_the_driver_a_dead
                             any
                         }
                     };
-                    // Done or refused, as the others have it by now.
+                    // Done, or refused because another thread has destroyed the handle.
                     let outcomes = [
                         backend.record_event(event, stream),
                         backend.synchronize_stream(stream),

@@ -118,7 +118,7 @@ on_both_drivers! {
         // SAFETY: the result pointer is a local.
         assert_eq!(unsafe { driver.cuMemAllocHost_v2(&mut address, 4096) }, 0);
         let bytes = address.cast::<u8>();
-        // SAFETY: the driver gave as many bytes.
+        // SAFETY: the driver allocated as many bytes.
         unsafe { bytes.write_bytes(0x5A, 4096) };
         for offset in [0, 1024, 4096 - 16] {
             let wrong = address_of(bytes.wrapping_add(offset));
@@ -156,7 +156,7 @@ on_both_drivers! {
         assert_eq!(unsafe { driver.cuMemAllocManaged(&mut managed, 4096, CU_MEM_ATTACH_GLOBAL) }, 0);
         for foreign in [plain, managed] {
             assert_done(&backend, good, DevicePtr(foreign));
-            // SAFETY: the driver gave the address above.
+            // SAFETY: the driver returned the address above.
             assert_eq!(unsafe { driver.cuMemFree_v2(foreign) }, 0);
         }
         backend.free(good).unwrap();

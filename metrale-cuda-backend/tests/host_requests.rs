@@ -97,8 +97,8 @@ fn one_thread_in_a_steady_state_asks_for_nothing() {
 fn eight_threads_in_a_steady_state_ask_for_next_to_nothing() {
     const THREADS: u64 = 8;
     const PAIRS: u64 = 200_000;
-    // When the shards are dealt out is a matter of chance; each then makes room once for its own groups and frees.
-    const MAKING_ROOM: u64 = 2048;
+    // Each thread's first allocations may let maps grow once more.
+    const GROWTH: u64 = 2048;
     let ledger = Ledger::new();
     let meet = Barrier::new(THREADS as usize);
     let asked: u64 = std::thread::scope(|s| {
@@ -117,6 +117,6 @@ fn eight_threads_in_a_steady_state_ask_for_next_to_nothing() {
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
-    assert!(asked <= MAKING_ROOM, "{asked} requests in {} pairs", THREADS * PAIRS);
+    assert!(asked <= GROWTH, "{asked} requests in {} pairs", THREADS * PAIRS);
     ledger.assert_nothing_live();
 }

@@ -154,7 +154,7 @@ on_both_drivers! {
             for at in [at, at.offset(3)] {
                 let error = backend.free(at).unwrap_err().downcast::<FreeError>().unwrap();
                 let text = error.to_string();
-                assert!(text.ends_with("it lies in the global \"steps\" of module \"kernels\", and goes with it"), "{text}");
+                assert!(text.ends_with("it lies in the global \"steps\" of module \"kernels\", and is freed when that is unloaded"), "{text}");
             }
             let nowhere = backend.free(DevicePtr(0x10)).unwrap_err().downcast::<FreeError>().unwrap();
             assert_eq!(nowhere.place, None);

@@ -131,9 +131,9 @@ on_both_drivers! {
         let mut launch = KernelLaunch::new(fill).block([4096, 1, 1]).ptr(DevicePtr::NULL).u32(0).u32(0);
         // SAFETY: nothing is launched: no block has so many threads.
         let error = unsafe { launch.on_stream(&backend, backend.stream()) }.unwrap_err();
-        // The caller gets the launch's own error, whatever the probe saw.
+        // The caller gets the launch's own error, whatever the check found.
         assert!(error.is::<LaunchError>(), "{error:#}");
-        assert_eq!(backend.context_fault().expect("probed").driver.status, 700);
+        assert_eq!(backend.context_fault().expect("checked").driver.status, 700);
     }
 }
 
@@ -170,7 +170,7 @@ fn the_probe_waits_for_the_stream_of_a_failed_launch_or_fill_and_changes_no_answ
             719,
         );
         fails(999);
-        let reason = backend.context_fault().expect("probed");
+        let reason = backend.context_fault().expect("checked");
         assert_eq!((reason.driver.function, reason.driver.status), (DriverFn::cuStreamSynchronize, 719));
         let after = reason.after.as_deref().unwrap();
         assert!(after.contains("kernels::fill") || after.contains("64 B at"), "{after}");
@@ -214,8 +214,8 @@ fn backends_of_one_device_share_the_reason_and_other_devices_do_not() {
     let (first, other, second) = (on(0), on(0), on(1));
     sim.inject_fault(0, 716);
     first.bind_to_thread().unwrap();
-    let met = first.alloc(64).unwrap_err();
-    assert_eq!(lost(&met).first, None);
+    let shown = first.alloc(64).unwrap_err();
+    assert_eq!(lost(&shown).first, None);
     assert!(lost(&other.alloc(64).unwrap_err()).first.is_some());
     assert_eq!(FaultLatch::of(other.host()).reason(), other.context_fault());
     assert_eq!(other.context_fault().map(|reason| reason.driver.status), Some(716));

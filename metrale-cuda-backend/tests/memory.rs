@@ -103,7 +103,7 @@ on_both_drivers! {
         assert!(term("streams").note.as_deref().unwrap().contains("7 alive"));
         assert!(term("context baseline").bytes > 0);
         assert_eq!((term("graphs").bytes, term("graphs").quality), (backend.graph_bytes_measured(), Quality::Measured));
-        // A small graph finds room in what the driver keeps for streams and graphs alike.
+        // A small graph fits into what the driver keeps for streams and graphs alike.
         assert!(term("graphs").bytes >= 0 && term("graphs").note.as_deref().unwrap().contains("1 instantiated"));
         for name in ["red-zone pads", "quarantine", "other processes"] {
             assert_eq!(term(name).bytes, 0, "{name}");
@@ -315,7 +315,7 @@ fn a_meminfo_path_that_cannot_be_read_is_refused_when_the_backend_is_built() {
     }
 }
 
-/// What another thread's free has taken off the ledger and not yet got from the driver is no stream's doing.
+/// A free on another thread that the ledger knows and the driver does not yet is not counted as a stream's memory.
 #[test]
 fn no_cost_is_measured_while_memory_is_between_ledger_and_driver() {
     let driver = Arc::new(HookedDriver::new(sim()));
@@ -345,7 +345,7 @@ fn no_cost_is_measured_while_memory_is_between_ledger_and_driver() {
         let account = backend.account().unwrap();
         (account.term("streams").unwrap().bytes, account.remainder_bytes())
     };
-    // The page that the context's second stream took is nobody's, and no 62 MiB are given back by it.
+    // The page that the context's second stream took has no owner, and the stream did not free 62 MiB.
     assert_eq!(told(), (0, 2 << 20));
     // From here on it is measured again: every fourth takes a page.
     for _ in 0..4 {

@@ -71,7 +71,7 @@ on_both_drivers! {
             }
         }
         assert_eq!(seen.len(), 4);
-        // What a stream had is let go of with it, and freed once its work is done.
+        // What a stream had is released with it, and freed once its work is done.
         for stream in streams {
             backend.destroy_stream(stream).unwrap();
         }

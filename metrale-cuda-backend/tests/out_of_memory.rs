@@ -111,7 +111,7 @@ fn memory_held_elsewhere_is_told_apart() {
     assert_eq!(missing_bytes - beyond_ours_bytes, 50 << 20);
     assert!(error.to_string().contains("other processes"), "{error}");
     backend.free(mine).unwrap();
-    // SAFETY: the driver gave the address above.
+    // SAFETY: the driver returned the address above.
     assert_eq!(unsafe { backend.driver().cuMemFree_v2(other) }, 0);
 }
 

@@ -33,7 +33,7 @@ on_both_drivers! {
             .map(|(i, &bytes)| {
                 let data: Vec<u8> = (0..bytes).map(|n| (n * 7 + i) as u8).collect();
                 line = line!() + 1;
-                let part = arena.take(&format!("part {i}"), bytes).unwrap();
+                let part = arena.alloc(&format!("part {i}"), bytes).unwrap();
                 assert_eq!(part.0 % 512, 0);
                 backend.copy_h2d(&data, part).unwrap();
                 (part, data)
@@ -65,7 +65,7 @@ on_both_drivers! {
         let probe = backend.ledger_probe();
         let (weights, line) = (Arc::clone(&backend).packed_arena_owned(MIB).unwrap(), line!());
         let engine = Engine { backend, weights };
-        let part = engine.weights.take("weight", 4096).unwrap();
+        let part = engine.weights.alloc("weight", 4096).unwrap();
         engine.backend.copy_h2d(&[7; 4096], part).unwrap();
         assert!(engine.backend.copy_h2d(&[7; 4097], part).is_err());
         assert_site(&probe.allocations_of(AllocKind::Arena)[0].1.site.to_string(), file!(), line);
@@ -82,7 +82,7 @@ on_both_drivers! {
         for bytes in [1, 511, 512, 1000, 2 * MIB - 1, 2 * MIB + 1] {
             let arena = backend.packed_arena(bytes).unwrap();
             assert_eq!(arena.bytes(), bytes.next_multiple_of(512));
-            arena.take("all", bytes).unwrap();
+            arena.alloc("all", bytes).unwrap();
             assert_eq!(arena.free_bytes(), 0);
             arena.free().unwrap();
         }
@@ -91,30 +91,30 @@ on_both_drivers! {
     mistakes_are_answered_and_change_nothing(driver) {
         let backend = backend(driver);
         let arena = backend.packed_arena(8 * KIB).unwrap();
-        let first = arena.take("first", 4096).unwrap();
-        let part = arena.take_aligned("second", 1000, 2048).unwrap();
+        let first = arena.alloc("first", 4096).unwrap();
+        let part = arena.alloc_aligned("second", 1000, 2048).unwrap();
         assert_eq!(part.0 % 2048, 0);
 
-        let error = arena.take("large", 4 * KIB).unwrap_err();
+        let error = arena.alloc("large", 4 * KIB).unwrap_err();
         assert_eq!(remedy(&error), Some(Remedy::FixCall));
         let error = error.downcast::<ArenaError>().expect("typed");
-        assert!(matches!(&error, ArenaError::NoRoom { bytes: 4096, parts: 2, free_bytes: 3072, .. }), "{error}");
-        assert!(arena.take("nothing", 0).unwrap_err().is::<BadArgument>());
-        assert!(arena.take_aligned("odd", 1, 3).unwrap_err().is::<BadArgument>());
-        assert!(arena.take_aligned("far", 1, 1 << 62).unwrap_err().is::<ArenaError>());
+        assert!(matches!(&error, ArenaError::NoSpace { bytes: 4096, parts: 2, free_bytes: 3072, .. }), "{error}");
+        assert!(arena.alloc("nothing", 0).unwrap_err().is::<BadArgument>());
+        assert!(arena.alloc_aligned("odd", 1, 3).unwrap_err().is::<BadArgument>());
+        assert!(arena.alloc_aligned("far", 1, 1 << 62).unwrap_err().is::<ArenaError>());
 
         let cause = |result: anyhow::Result<()>| {
             let error = result.unwrap_err().downcast::<ArenaError>().expect("typed");
             let ArenaError::NotAPart { cause, .. } = error else { panic!("{error}") };
             cause
         };
-        arena.give(DevicePtr::NULL).unwrap();
-        assert!(matches!(cause(arena.give(part.offset(16))), SubRangeError::Interior { .. }));
-        assert!(matches!(cause(arena.give(DevicePtr(0x1234_5600))), SubRangeError::Unknown { .. }));
-        assert!(matches!(cause(arena.give(arena.base().offset(8 << 10))), SubRangeError::Unknown { .. }));
-        arena.give(part).unwrap();
-        assert!(matches!(cause(arena.give(part)), SubRangeError::EndedBefore { ended_at, .. } if ended_at.line() == line!() - 1));
-        assert_eq!(arena.take("third", 4 * KIB).unwrap(), part, "its place is used again");
+        arena.free_part(DevicePtr::NULL).unwrap();
+        assert!(matches!(cause(arena.free_part(part.offset(16))), SubRangeError::Interior { .. }));
+        assert!(matches!(cause(arena.free_part(DevicePtr(0x1234_5600))), SubRangeError::Unknown { .. }));
+        assert!(matches!(cause(arena.free_part(arena.base().offset(8 << 10))), SubRangeError::Unknown { .. }));
+        arena.free_part(part).unwrap();
+        assert!(matches!(cause(arena.free_part(part)), SubRangeError::EndedBefore { ended_at, .. } if ended_at.line() == line!() - 1));
+        assert_eq!(arena.alloc("third", 4 * KIB).unwrap(), part, "its place is used again");
 
         // A part is none of the sweep's and none of `free`'s.
         let error = backend.free(first).unwrap_err().downcast::<FreeError>().expect("typed");
@@ -128,7 +128,7 @@ on_both_drivers! {
     a_copy_or_fill_that_leaves_its_part_is_refused_and_whole_parts_go_as_one(driver) {
         let backend = backend(driver);
         let arena = backend.packed_arena(4096).unwrap();
-        let (one, two) = (arena.take("one", 1000).unwrap(), arena.take("two", 1024).unwrap());
+        let (one, two) = (arena.alloc("one", 1000).unwrap(), arena.alloc("two", 1024).unwrap());
         backend.memset(arena.base(), 1, 4096).unwrap();
         let refused = |result: anyhow::Result<()>| {
             let error = result.unwrap_err().downcast::<CopyOutOfBounds>().expect("typed");
@@ -154,12 +154,12 @@ on_both_drivers! {
         let before = backend.memory_info().unwrap().free_bytes;
         {
             let arena = backend.packed_arena(3 * MIB).unwrap();
-            arena.take("weights", MIB).unwrap();
+            arena.alloc("weights", MIB).unwrap();
         }
         assert_eq!(used(&backend, before), 0);
         let arena = backend.packed_arena(3 * MIB).unwrap();
         backend.free_arena(arena.base()).unwrap();
-        let error = arena.take("late", 1).unwrap_err();
+        let error = arena.alloc("late", 1).unwrap_err();
         let cause = error.downcast::<ArenaError>().expect("typed");
         assert!(matches!(cause, ArenaError::Refused { cause: SubRangeError::NoArena { .. }, .. }));
         assert_eq!(arena.parts(), 0);
@@ -178,18 +178,18 @@ on_both_drivers! {
                 scope.spawn(move || {
                     let mut held = Vec::new();
                     for step in 0..500_usize {
-                        match arena.take("part", 1 + (thread * 977 + step * 131) % 5000) {
+                        match arena.alloc("part", 1 + (thread * 977 + step * 131) % 5000) {
                             Ok(part) => held.push(part),
                             Err(_) => {
                                 full.fetch_add(1, Ordering::Relaxed);
                             }
                         }
                         if held.len() > 3 {
-                            arena.give(held.swap_remove(step % 3)).unwrap();
+                            arena.free_part(held.swap_remove(step % 3)).unwrap();
                         }
                     }
                     for part in held {
-                        arena.give(part).unwrap();
+                        arena.free_part(part).unwrap();
                     }
                 });
             }
@@ -211,9 +211,9 @@ fn parts_ask_no_driver() {
     let arena = backend.packed_arena(MIB).unwrap();
     let calls = driver.calls().len();
     for n in 0..100 {
-        let part = arena.take("part", 1000).unwrap();
+        let part = arena.alloc("part", 1000).unwrap();
         if n % 2 == 0 {
-            arena.give(part).unwrap();
+            arena.free_part(part).unwrap();
         }
     }
     assert_eq!(driver.calls().len(), calls);

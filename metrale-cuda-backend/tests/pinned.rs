@@ -57,7 +57,7 @@ on_both_drivers! {
         let error = error.downcast::<StalePinned>().expect("typed");
         assert_eq!((error.pinned, error.now.map(|(bytes, _)| bytes)), (stale, Some(4096)));
         assert!(error.freed_at.is_some_and(|site| site.file() == file!()), "{text}");
-        assert!(text.contains("was freed before at") && text.contains("is another's and stays"), "{text}");
+        assert!(text.contains("was freed before at") && text.contains("belongs to another handle and stays"), "{text}");
         assert_eq!(probe.pinned_count(), 1);
         assert!(buffer.iter().all(|&byte| byte == 0x5A), "the buffer is still there");
         drop(buffer);

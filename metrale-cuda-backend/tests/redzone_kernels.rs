@@ -16,8 +16,8 @@ use metrale_cuda_backend::{
 use metrale_driver_sim::{Profile, SimDriver, on_both_drivers};
 
 const BANDS: usize = 1000;
-/// One band each, and room around it.
-const ROOM: usize = 1024;
+/// Bytes for one band and what surrounds it.
+const CELL: usize = 1024;
 
 fn sim() -> SimDriver {
     let driver = SimDriver::new(Profile::h200());
@@ -45,8 +45,8 @@ impl Bench {
             .config(BackendConfig::default())
             .build()
             .unwrap();
-        let memory = backend.alloc(BANDS * ROOM).unwrap();
-        backend.memset(memory, 0x55, BANDS * ROOM).unwrap();
+        let memory = backend.alloc(BANDS * CELL).unwrap();
+        backend.memset(memory, 0x55, BANDS * CELL).unwrap();
         let table = backend.alloc(BANDS * Band::TABLE_BYTES).unwrap();
         backend.memset(table, 0, BANDS * Band::TABLE_BYTES).unwrap();
         let found = backend.alloc(BANDS * BandFound::BYTES).unwrap();
@@ -65,7 +65,7 @@ impl Bench {
     fn launch(&self, launch: KernelLaunch, warps: usize) {
         let blocks = blocks_for(warps as u32);
         let mut launch = launch.grid([blocks, 1, 1]).block([BLOCK_THREADS, 1, 1]);
-        // SAFETY: the arguments are the kernels' parameters, of buffers that have room for what they are told.
+        // SAFETY: the arguments are the kernels' parameters, of buffers that hold what they are told.
         unsafe { launch.on_stream(&self.backend, self.backend.stream()) }.unwrap();
         self.backend.synchronize_stream(self.backend.stream()).unwrap();
     }
@@ -111,7 +111,7 @@ impl Bench {
     }
 
     fn read(&self) -> Vec<u8> {
-        let mut memory = vec![0; BANDS * ROOM];
+        let mut memory = vec![0; BANDS * CELL];
         self.backend.copy_d2h(self.memory, &mut memory).unwrap();
         memory
     }
@@ -138,14 +138,14 @@ on_both_drivers! {
     the_kernels_do_what_the_pure_functions_say(driver; sim: sim()) {
         let mut bench = Bench::new(driver);
         for number in 0..BANDS {
-            let (start, bytes) = (number * ROOM + 64 + number % 61, 1 + number * 7 % 900);
+            let (start, bytes) = (number * CELL + 64 + number % 61, 1 + number * 7 % 900);
             let fill = if number % 2 == 0 { Fill::default() } else { Fill::Position };
             let address = bench.memory.0 + start as u64;
             let band = Band { address, bytes: bytes as u32, pattern: fill.pattern(number as u64) };
             bench.mirror.insert(band, number, true).unwrap();
         }
         bench.tell();
-        let mut filled = vec![0x55; BANDS * ROOM];
+        let mut filled = vec![0x55; BANDS * CELL];
         for (_, band, _) in bench.mirror.iter() {
             band.pattern.fill(&mut filled[bench.range(band)]);
         }
@@ -185,7 +185,7 @@ on_both_drivers! {
         // Poison, laid by the other kernel.
         bench.mirror.repaint(|&number| Pattern::poisoned(number as u64, 100, 200));
         bench.tell();
-        bench.backend.memset(bench.memory, 0x55, BANDS * ROOM).unwrap();
+        bench.backend.memset(bench.memory, 0x55, BANDS * CELL).unwrap();
         let slots = bench.mirror.slots() as u32;
         let launch = KernelLaunch::new(bench.kernel(FILL_KERNEL)).ptr(bench.table);
         bench.launch(launch.u32(100).u32(slots - 100), BANDS - 100);

@@ -200,7 +200,7 @@ on_both_drivers! {
         assert_eq!(backend.ledger_probe().pinned_count(), 0);
     }
 
-    many_threads_allocate_copy_and_free_at_once(driver) {
+    many_threads_allocate_copy_and_free_concurrently(driver) {
         let backend = backend(driver);
         let fresh = backend.memory_info().unwrap();
         thread::scope(|scope| {

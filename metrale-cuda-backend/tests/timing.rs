@@ -149,7 +149,7 @@ fn a_capture_is_left_alone_by_spans_begun_in_it_and_before_it() {
     // SAFETY: the result pointer is a local.
     assert_eq!(unsafe { driver.cuStreamEndCapture(stream, &mut graph) }, 0);
     let mut nodes = 0;
-    // SAFETY: the result pointer is a local; no room for nodes is given.
+    // SAFETY: the result pointer is a local; without a place for nodes only their number is asked for.
     assert_eq!(unsafe { driver.cuGraphGetNodes(graph, std::ptr::null_mut(), &mut nodes) }, 0);
     assert_eq!(nodes, 0, "nothing was recorded");
     // SAFETY: the handle was given above.

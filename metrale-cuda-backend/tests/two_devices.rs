@@ -261,7 +261,7 @@ on_two_devices! {
         free(second, there);
     }
 
-    both_work_at_once_from_threads_of_their_own(first, second) {
+    both_work_concurrently_from_threads_of_their_own(first, second) {
         thread::scope(|scope| {
             for backend in [first, second] {
                 for seed in 0..2_u32 {

@@ -4,9 +4,9 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use crate::record::{AllocKind, LiveAllocation};
 use crate::report::allocations;
 use crate::shared::Shared;
-use crate::{AllocKind, LiveAllocation};
 
 /// Allocations that a failed assertion names one by one.
 const NAMED: usize = 10;
@@ -46,7 +46,10 @@ pub(crate) fn assert_nothing_live(ledger: &Arc<Shared>) {
 
 #[track_caller]
 pub(crate) fn assert_unchanged_since(mark: &Mark, ledger: &Arc<Shared>) {
-    let (new, old_count) = ledger.live_since(mark.next_index);
+    let is_new =
+        |record: &crate::AllocRecord| record.index >= mark.next_index && record.kind != AllocKind::Padding;
+    let (new, old_count) =
+        ledger.ask(|state| (state.live_where(is_new), state.count_before(mark.next_index)));
     // Fewer old ones is a free; more, a record put back after the mark, whose free the driver refused.
     let gone = mark.live_count.saturating_sub(old_count);
     let back = old_count.saturating_sub(mark.live_count);

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::panic::Location;
 
-use crate::index::Standing;
-use crate::{FreedBy, LiveAllocation};
+use crate::misuse::FreedBy;
+use crate::record::LiveAllocation;
 
 /// What happened to an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -47,36 +47,39 @@ impl fmt::Display for Event {
     }
 }
 
-/// An event as the book keeps it.
-#[derive(Clone, Copy)]
-pub(crate) struct Happened {
-    pub(crate) number: u64,
-    pub(crate) kind: EventKind,
-    pub(crate) what: Standing,
-    pub(crate) at: &'static Location<'static>,
-}
-
-/// The last events, up to a limit above 0.
-pub(crate) struct Ring {
-    events: VecDeque<Happened>,
+/// The last events, up to a limit; none at first.
+#[derive(Default)]
+pub(crate) struct Events {
+    kept: VecDeque<Event>,
     limit: usize,
     next: u64,
 }
 
-impl Ring {
-    pub(crate) fn new(limit: usize) -> Self {
-        Self { events: VecDeque::new(), limit, next: 0 }
+impl Events {
+    /// Starts anew with another limit.
+    pub(crate) fn keep(&mut self, limit: usize) {
+        *self = Self { limit, ..Self::default() };
     }
 
-    pub(crate) fn push(&mut self, kind: EventKind, what: Standing, at: &'static Location<'static>) {
-        if self.events.len() >= self.limit {
-            self.events.pop_front();
+    pub(crate) fn are_kept(&self) -> bool {
+        self.limit > 0
+    }
+
+    pub(crate) fn push(
+        &mut self,
+        kind: EventKind,
+        allocation: LiveAllocation,
+        at: &'static Location<'static>,
+    ) {
+        if self.kept.len() >= self.limit {
+            self.kept.pop_front();
         }
-        self.events.push_back(Happened { number: self.next, kind, what, at });
+        self.kept.push_back(Event { number: self.next, kind, allocation, at });
         self.next += 1;
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Happened> {
-        self.events.iter()
+    /// Oldest first.
+    pub(crate) fn recent(&self) -> Vec<Event> {
+        self.kept.iter().cloned().collect()
     }
 }

@@ -1,521 +1,281 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Live allocations by address: exact base, owner of an address, overlap, and the pages touched.
+//! The live allocations of one address space: exact base, owner of an address, overlaps, page counts.
 //!
 //! ```text
-//!  Space ── shards:   page number mod shards ─> Pages ─> Page ─> Entries
-//!        ├─ spanning: base ─> last byte                    (what crosses pages, or the end of all)
-//!        ├─ empty:    base                                 (what has no bytes)
-//!        └─ latest:   the latest record                    (beside its page, as long as nothing else happens)
+//!   pages     page number -> slots of the aligned allocations that begin there; how many allocations touch the page
+//!   aligned   slot -> allocation that begins at a multiple of 512 bytes and lies in one page, as nearly all do
+//!   others    base -> allocation that crosses pages, or begins elsewhere, or has no bytes; in order of address
 //! ```
-//! What lies in one page needs that page alone, so the shards can be dealt out to threads. What crosses pages is counted in
-//! its first and last page; the pages between are its own as long as nothing overlaps. An overlap is a caller's mistake,
-//! yet both records are kept: `overlapped` tells that questions must then look further than the nearest neighbour, and that
-//! distinct pages must be counted anew.
+//!
+//! As long as nothing overlaps, the nearest base at or below an address is its owner, or it has none; and the pages between
+//! the ends of an allocation are its own, so they are counted and not stored. An overlap is a caller's mistake, yet both
+//! records are kept. A search then goes on to lower bases for as long as one could reach so far, and
+//! [`AddressSpace::distinct_pages`] counts anew.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
-use crate::entries::{Entry, Item};
-use crate::latest::Latest;
-use crate::page::{Flips, PAGE_SHIFT, Page, PageCounts, Touch, Where};
-use crate::shard::{SHARDS, Shard};
-use crate::{AllocKind, SMALL_ALLOC_CHUNK};
+use rustc_hash::FxBuildHasher;
+use slab::Slab;
 
-/// The bytes of an allocation, as an inclusive range that ends with the address space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Extent {
-    pub(crate) first: u64,
-    pub(crate) last: u64,
-}
+use crate::SMALL_ALLOC_CHUNK;
+use crate::allocation::{Allocation, Extent};
+use crate::page::{Page, PageCounts, Touch};
+use crate::record::AllocKind;
 
-impl Extent {
-    /// None where there are no bytes.
-    #[inline]
-    pub(crate) fn new(addr: u64, bytes: usize) -> Option<Self> {
-        let more = (bytes as u64).checked_sub(1)?;
-        Some(Self { first: addr, last: addr.saturating_add(more) })
-    }
-
-    /// First and last page touched.
-    #[inline]
-    pub(crate) fn pages(self) -> (u64, u64) {
-        (self.first >> PAGE_SHIFT, self.last >> PAGE_SHIFT)
-    }
-}
-
-/// One allocation with its place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Standing {
-    pub(crate) addr: u64,
-    pub(crate) bytes: usize,
-    pub(crate) item: Item,
-}
-
-impl Standing {
-    pub(crate) fn touch(&self) -> Touch {
-        Touch::of(self.item.kind(), self.bytes)
-    }
-
-    /// Whether it is a caller's own, which padding is not.
-    pub(crate) fn is_own(&self) -> bool {
-        self.item.kind() != AllocKind::Padding
-    }
-
-    /// Whether another of this kind had this place and size.
-    #[inline(always)]
-    pub(crate) fn is_like(&self, other: &Self) -> bool {
-        self.addr == other.addr && self.bytes == other.bytes && self.item.is_kind_of(&other.item)
-    }
-
-    pub(crate) fn holds(&self, addr: u64) -> bool {
-        self.addr == addr
-            || Extent::new(self.addr, self.bytes).is_some_and(|e| e.first <= addr && addr <= e.last)
-    }
-}
-
-/// What stands at an address that an allocation was recorded at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Inserted {
-    Clean,
-    /// It was inserted and overlaps this one (and maybe more).
-    Overlapping(Standing),
-    /// Nothing was inserted: this one has the very same base.
-    BaseTaken(Standing),
-}
-
-/// What crosses pages, or would pass the end of the address space, by base.
-#[derive(Clone, Copy)]
-struct Spanning {
-    last: u64,
-    bytes: usize,
-    item: Item,
-}
+/// Pages kept for their next allocation although nothing touches them now.
+const IDLE_PAGES: usize = 4096;
 
 /// One address space.
-pub(crate) struct Space {
-    /// Empty while they are dealt out.
-    pub(crate) shards: [Shard; SHARDS],
-    spanning: BTreeMap<u64, Spanning>,
-    empty: BTreeMap<u64, Standing>,
+#[derive(Default)]
+pub(crate) struct AddressSpace {
+    pages: HashMap<u64, Page, FxBuildHasher>,
+    aligned: Slab<Allocation>,
+    others: BTreeMap<u64, Allocation>,
+    counts: PageCounts,
+    /// Pages that nothing touches.
+    idle: usize,
     /// Live allocations that overlapped another when they were inserted. Each overlapping pair has at least one, so at 0
     /// nothing overlaps.
-    overlapped: usize,
-    /// No spanning allocation since the last one went is longer than this many bytes, less one.
+    overlapping: usize,
+    /// Live allocations without bytes. They are no owners, so a search in `others` goes past them.
+    empty: usize,
+    /// No allocation in `others` since it was last empty is longer than this many bytes, less one.
     longest: u64,
-    /// Counts the spanning allocations ever inserted, from 1.
-    pub(crate) spanning_state: u64,
-    latest: Latest,
 }
 
-#[inline]
-pub(crate) fn locate(addr: u64) -> (u64, u32) {
-    (addr >> PAGE_SHIFT, (addr & (SMALL_ALLOC_CHUNK - 1)) as u32)
+/// An allocation with the same base is live.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BaseIsLive;
+
+/// The page of an address.
+fn page_of(addr: u64) -> u64 {
+    addr / SMALL_ALLOC_CHUNK
 }
 
-fn entry_standing(page: u64, entry: &Entry) -> Standing {
-    Standing {
-        addr: (page << PAGE_SHIFT) + u64::from(entry.offset()),
-        bytes: entry.bytes() as usize,
-        item: entry.item,
+/// Whether an allocation of these bytes is kept in [`AddressSpace::aligned`].
+fn is_aligned(extent: Extent) -> bool {
+    extent.first.is_multiple_of(Page::GRAIN) && page_of(extent.first) == page_of(extent.last)
+}
+
+/// The page with this number, which is about to be touched, or to lose a touch.
+fn page_mut<'a>(
+    pages: &'a mut HashMap<u64, Page, FxBuildHasher>,
+    idle: &mut usize,
+    number: u64,
+) -> &'a mut Page {
+    let page = pages.entry(number).or_insert_with(|| {
+        *idle += 1;
+        Page::default()
+    });
+    *idle -= usize::from(page.is_idle());
+    page
+}
+
+impl AddressSpace {
+    /// The allocation whose base is `addr`.
+    pub(crate) fn get(&self, addr: u64) -> Option<&Allocation> {
+        self.slot(addr).map(|slot| &self.aligned[slot]).or_else(|| self.others.get(&addr))
     }
-}
 
-fn spanning_standing(base: u64, spanning: &Spanning) -> Standing {
-    Standing { addr: base, bytes: spanning.bytes, item: spanning.item }
-}
-
-impl Space {
-    pub(crate) fn new() -> Self {
-        Self {
-            shards: std::array::from_fn(|_| Shard::default()),
-            spanning: BTreeMap::new(),
-            empty: BTreeMap::new(),
-            overlapped: 0,
-            longest: 0,
-            spanning_state: 1,
-            latest: Latest::NONE,
+    /// That allocation, to be changed in anything but its place, size and kind.
+    pub(crate) fn get_mut(&mut self, addr: u64) -> Option<&mut Allocation> {
+        match self.slot(addr) {
+            Some(slot) => self.aligned.get_mut(slot),
+            None => self.others.get_mut(&addr),
         }
     }
 
-    /// Puts what is kept beside its page there: before anything is asked, or done in another way than the quick ones, and
-    /// before the shards go.
-    #[inline(always)]
-    pub(crate) fn settle(&mut self) {
-        if let Some((addr, bytes, item)) = self.latest.close() {
-            // Whoever kept it counted what it flips.
-            self.put(addr, bytes, item);
-        }
+    fn slot(&self, addr: u64) -> Option<usize> {
+        let page = self.pages.get(&page_of(addr)).filter(|_| addr.is_multiple_of(Page::GRAIN))?;
+        page.slot(addr).map(|slot| slot as usize)
     }
 
-    /// Puts one that lies whole in a page there; and the change of the counts of pages.
-    #[inline(never)]
-    fn put(&mut self, addr: u64, bytes: u32, item: Item) -> Flips {
-        let (number, offset) = locate(addr);
-        let pages = &mut self.shard_mut(number).pages;
-        let page = pages.open(number);
-        let first = page.is_untouched();
-        let flips = page.put(Entry::new(offset, bytes, item));
-        if first {
-            pages.note_touched();
-        }
-        flips
+    /// The allocation whose bytes hold `addr`: of several the one with the highest base. An empty one holds its base only
+    /// where no other does.
+    pub(crate) fn owner(&self, addr: u64) -> Option<&Allocation> {
+        self.overlap(Extent { first: addr, last: addr }).or_else(|| self.get(addr))
     }
 
-    /// For what is to come by [`settle`](Self::settle).
-    fn check_settled(&self) {
-        debug_assert!(self.latest.is_none(), "a record is not in its page");
+    /// All allocations, in no order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Allocation> {
+        self.aligned.iter().map(|(_, live)| live).chain(self.others.values())
     }
 
-    #[inline]
-    pub(crate) fn shard(&self, page: u64) -> &Shard {
-        &self.shards[page as usize % SHARDS]
-    }
-
-    #[inline]
-    pub(crate) fn shard_mut(&mut self, page: u64) -> &mut Shard {
-        &mut self.shards[page as usize % SHARDS]
-    }
-
-    fn page(&self, number: u64) -> Option<&Page> {
-        self.check_settled();
-        self.shard(number).pages.get(number)
-    }
-
-    #[inline]
+    /// Whether live allocations overlap, or did when one of them was inserted.
     pub(crate) fn has_overlaps(&self) -> bool {
-        self.overlapped > 0
+        self.overlapping > 0
     }
 
-    /// The one whose base is `addr`.
-    pub(crate) fn find(&self, addr: u64) -> Option<Standing> {
-        let (number, offset) = locate(addr);
-        self.page(number)
-            .and_then(|page| page.entries().find(offset))
-            .map(|entry| entry_standing(number, &entry))
-            .or_else(|| self.spanning.get(&addr).map(|s| spanning_standing(addr, s)))
-            .or_else(|| self.empty.get(&addr).copied())
-    }
-
-    /// Moves the one whose base is `addr` to another group.
-    pub(crate) fn set_group(&mut self, addr: u64, group: u32) {
-        self.check_settled();
-        let (number, offset) = locate(addr);
-        if let Some(page) = self.shard_mut(number).pages.get_mut(number)
-            && let Some(item) = page.item_mut(offset)
-        {
-            item.set_group(group);
-        } else if let Some(spanning) = self.spanning.get_mut(&addr) {
-            spanning.item.set_group(group);
-        } else if let Some(empty) = self.empty.get_mut(&addr) {
-            empty.item.set_group(group);
+    /// Inserts an allocation; the answer is the base of one that it overlaps.
+    ///
+    /// # Errors
+    /// [`BaseIsLive`]; nothing is inserted then.
+    #[inline]
+    pub(crate) fn insert(&mut self, new: &Allocation) -> Result<Option<u64>, BaseIsLive> {
+        let extent = new.extent();
+        let with = extent.and_then(|extent| self.overlap(extent)).map(|live| live.addr);
+        // The same base is an overlap too, unless one of the two is empty.
+        if (with.is_some() || extent.is_none() || self.empty > 0) && self.get(new.addr).is_some() {
+            return Err(BaseIsLive);
         }
-    }
-
-    /// The one whose bytes hold `addr`: of several, the one with the highest base.
-    pub(crate) fn owner(&self, addr: u64) -> Option<Standing> {
-        let (number, offset) = locate(addr);
-        let inner = self
-            .page(number)
-            .and_then(|page| page.entries().owner(offset))
-            .map(|e| entry_standing(number, &e));
-        let spanning = self.spanning_at(addr);
-        inner.into_iter().chain(spanning).max_by_key(|s| s.addr).or_else(|| self.empty.get(&addr).copied())
-    }
-
-    /// All there are, in no order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Standing> {
-        self.check_settled();
-        let pages = self.shards.iter().flat_map(|shard| shard.pages.iter());
-        let inner = pages.flat_map(|(number, page)| {
-            page.entries().iter().map(move |entry| entry_standing(number, &entry))
-        });
-        inner
-            .chain(self.spanning.iter().map(|(&base, s)| spanning_standing(base, s)))
-            .chain(self.empty.values().copied())
-    }
-
-    /// Whether something without bytes is live. It is in no page, so a look at a page does not tell that its base is taken.
-    #[inline(always)]
-    pub(crate) fn has_empty(&self) -> bool {
-        !self.empty.is_empty()
-    }
-
-    /// Inserts a small device allocation, where neither a neighbour nor a spanning one is in the way; None, and nothing
-    /// changed, where something may be. To be asked only while nothing overlaps.
-    pub(crate) fn insert_small(&mut self, addr: u64, bytes: u32, item: Item, place: Where) -> Option<Flips> {
-        self.settle();
-        if self.has_empty() && self.empty.contains_key(&addr) {
-            return None;
+        let new = Allocation { overlaps: with.is_some(), ..*new };
+        self.overlapping += usize::from(new.overlaps);
+        self.empty += usize::from(extent.is_none());
+        let touch = Touch::of(&new);
+        if extent.is_some_and(is_aligned) {
+            let slot = self.aligned.insert(new) as u32;
+            let page = page_mut(&mut self.pages, &mut self.idle, page_of(new.addr));
+            page.set(new.addr, slot);
+            page.add(touch, &mut self.counts);
+            return Ok(with);
         }
-        let (number, offset) = locate(addr);
-        let nothing_spans = self.spanning.is_empty();
-        let pages = &mut self.shard_mut(number).pages;
-        let page = pages.open_for(number, place)?;
-        if !page.is_clear(nothing_spans) {
-            return None;
-        }
-        let first = page.is_untouched();
-        let flips = page.put_small(Entry::new(offset, bytes, item))?;
-        if first {
-            pages.note_touched();
-        }
-        Some(flips)
-    }
-
-    /// [`insert_small`](Self::insert_small) where there is [quickly seen](Page::would_be_alone) to be room, in a page that is
-    /// known; else nothing is done.
-    #[inline(always)]
-    pub(crate) fn insert_small_quickly(
-        &mut self,
-        addr: u64,
-        bytes: u32,
-        item: Item,
-        place: Where,
-    ) -> Option<bool> {
-        if self.has_empty() {
-            return None;
-        }
-        if let Some(alone) = self.latest.hold_again(addr, bytes, item, place) {
-            return Some(alone);
-        }
-        self.settle();
-        let (number, offset) = locate(addr);
-        let nothing_spans = self.spanning.is_empty();
-        let pages = &mut self.shards[number as usize % SHARDS].pages;
-        let page = pages.get_mut(number)?;
-        if !page.is_clear(nothing_spans) || !page.suits(place) {
-            return None;
-        }
-        let alone = page.would_be_alone(offset, bytes)?;
-        if self.latest.pays() {
-            self.latest.hold(addr, bytes, item, alone);
-            return Some(alone);
-        }
-        let first = page.is_untouched();
-        page.put_small_at_once(Entry::new(offset, bytes, item));
-        if first {
-            pages.note_touched();
-        }
-        self.latest.pass(addr);
-        Some(alone)
-    }
-
-    /// Inserts, unless the base is taken; and the change of the page counts.
-    pub(crate) fn insert(&mut self, new: Standing) -> (Inserted, PageCounts) {
-        self.check_settled();
-        let none = PageCounts::default();
-        let addr = new.addr;
-        if let Some(&taken) = self.empty.get(&addr) {
-            return (Inserted::BaseTaken(taken), none);
-        }
-        let Some(extent) = Extent::new(addr, new.bytes) else {
-            return match self.find(addr) {
-                Some(taken) => (Inserted::BaseTaken(taken), none),
-                None => {
-                    self.empty.insert(addr, new);
-                    (Inserted::Clean, none)
-                }
-            };
-        };
-        let clash = self.clash(extent);
-        if let Some(other) = clash
-            && other.addr == addr
-        {
-            return (Inserted::BaseTaken(other), none);
-        }
-        let item = new.item.overlapped(clash.is_some());
-        let (first_page, last_page) = extent.pages();
-        let mut counts = none;
-        if first_page == last_page && extent.last - extent.first == new.bytes as u64 - 1 {
-            // Within one page, so its bytes are below 2^22.
-            counts.add(self.put(addr, new.bytes as u32, item).into());
-        } else {
-            self.longest = self.longest.max(extent.last - extent.first);
-            self.spanning_state += 1;
-            self.spanning.insert(addr, Spanning { last: extent.last, bytes: new.bytes, item });
-            for number in ends(first_page, last_page) {
-                let pages = &mut self.shard_mut(number).pages;
-                let page = pages.open(number);
-                let first = page.is_untouched();
-                page.spanning += 1;
-                counts.add(page.touch(new.touch(), true).into());
-                if first {
-                    pages.note_touched();
-                }
-            }
-            counts.add(between(first_page, last_page, new.touch(), true));
-        }
-        match clash {
-            None => (Inserted::Clean, counts),
-            Some(other) => {
-                self.overlapped += 1;
-                (Inserted::Overlapping(other), counts)
-            }
-        }
-    }
-
-    /// Removes the small device allocation that begins at `addr`, if there is one. To be asked only while
-    /// nothing overlaps.
-    pub(crate) fn remove_small(&mut self, addr: u64) -> Option<(Entry, Flips)> {
-        self.settle();
-        let (number, offset) = locate(addr);
-        self.shard_mut(number).pages.remove_if(number, offset, Entry::is_small)
-    }
-
-    /// [`remove_small`](Self::remove_small) where that is [quickly done](Page::take_small_quickly); else nothing is done.
-    /// Answers whether its page stops being one of device memory.
-    #[inline(always)]
-    pub(crate) fn remove_small_quickly(&mut self, addr: u64) -> Option<(Entry, bool)> {
-        let (number, offset) = locate(addr);
-        if let Some((bytes, item, alone)) = self.latest.free(addr) {
-            return Some((Entry::new(offset, bytes, item), alone));
-        }
-        self.settle();
-        let (gone, alone) = self.shard_mut(number).pages.remove_small_quickly(number, offset)?;
-        self.latest.gone(addr, gone.bytes(), alone);
-        Some((gone, alone))
-    }
-
-    /// Removes what [`find`](Self::find) found; and the change of the page counts.
-    pub(crate) fn remove(&mut self, gone: &Standing) -> PageCounts {
-        self.check_settled();
-        let none = PageCounts::default();
-        if gone.item.is_overlapped() {
-            self.overlapped -= 1;
-        }
-        let (number, offset) = locate(gone.addr);
-        if let Some((_, flips)) = self.shard_mut(number).pages.remove_if(number, offset, |_| true) {
-            return flips.into();
-        }
-        let Some(extent) = Extent::new(gone.addr, gone.bytes) else {
-            self.empty.remove(&gone.addr);
-            return none;
-        };
-        let (first_page, last_page) = extent.pages();
-        self.spanning.remove(&gone.addr);
-        if self.spanning.is_empty() {
+        if self.others.is_empty() {
             self.longest = 0;
         }
-        let mut counts = none;
-        for number in ends(first_page, last_page) {
-            let pages = &mut self.shard_mut(number).pages;
-            if let Some(page) = pages.get_mut(number) {
-                page.spanning -= 1;
-                counts.add(page.touch(gone.touch(), false).into());
-                if page.is_untouched() {
-                    let slots = page.entries().slots();
-                    pages.note_untouched(number, slots);
-                }
+        self.others.insert(new.addr, new);
+        if let Some(extent) = extent {
+            self.longest = self.longest.max(extent.last - extent.first);
+            for number in extent.end_pages() {
+                page_mut(&mut self.pages, &mut self.idle, number).add(touch, &mut self.counts);
             }
+            self.counts.add(extent.pages_between(), touch);
         }
-        counts.add(between(first_page, last_page, gone.touch(), false));
-        counts
+        Ok(with)
     }
 
-    /// Whether no spanning allocation lies over any byte of `extent`, which is within one page, and none is empty there.
-    pub(crate) fn is_clear(&self, extent: Extent) -> bool {
-        self.empty.is_empty() && !self.has_overlaps() && self.spanning_clash(extent).is_none()
-    }
-
-    /// Whether none touches that page.
-    pub(crate) fn is_page_clear(&self, number: u64) -> bool {
-        let first = number << PAGE_SHIFT;
-        self.is_clear(Extent { first, last: first + (SMALL_ALLOC_CHUNK - 1) })
-    }
-
-    /// The spanning allocation that holds `addr`, the one with the highest base of several.
-    fn spanning_at(&self, addr: u64) -> Option<Standing> {
-        let lowest = if self.has_overlaps() { addr.saturating_sub(self.longest) } else { 0 };
-        let depth = if self.has_overlaps() { usize::MAX } else { 1 };
-        self.spanning
-            .range(lowest..=addr)
-            .rev()
-            .take(depth)
-            .find(|&(_, s)| s.last >= addr)
-            .map(|(&base, s)| spanning_standing(base, s))
-    }
-
-    /// Something live that shares bytes with `extent`; the one with the same base before any other.
-    fn clash(&self, extent: Extent) -> Option<Standing> {
-        let (first_page, last_page) = extent.pages();
-        if first_page == last_page {
-            let page = self.page(first_page);
-            let inner = page.and_then(|p| {
-                let bytes = (extent.last - extent.first + 1) as u32;
-                p.entries().clash(locate(extent.first).1, bytes)
-            });
-            if let Some(entry) = inner {
-                let found = entry_standing(first_page, &entry);
-                // Nearest first: with the same base taken in this page, that is the one found.
-                if found.addr == extent.first || !self.has_overlaps() {
-                    return Some(found);
-                }
-                let same = self.spanning.get(&extent.first).map(|s| spanning_standing(extent.first, s));
-                return same.or(Some(found));
-            }
-            // A page in which something lies whole, with no end of a spanning allocation, is inside none.
-            if !self.has_overlaps() && page.is_some_and(|p| !p.entries().is_empty() && p.spanning == 0) {
+    /// Removes the allocation whose base is `addr`, if it may go.
+    #[inline]
+    pub(crate) fn remove_if(
+        &mut self,
+        addr: u64,
+        may_go: impl FnOnce(&Allocation) -> bool,
+    ) -> Option<Allocation> {
+        let page = self.pages.get_mut(&page_of(addr)).filter(|_| addr.is_multiple_of(Page::GRAIN));
+        let gone = if let Some(page) = page
+            && let Some(slot) = page.slot(addr)
+        {
+            if !may_go(&self.aligned[slot as usize]) {
                 return None;
             }
-            return self.spanning_clash(extent);
-        }
-        // The same base first: a page's entry of that base is found by `find`, a spanning one by `spanning_clash`.
-        if let Some(entry) = self.page(first_page).and_then(|p| p.entries().find(locate(extent.first).1)) {
-            return Some(entry_standing(first_page, &entry));
-        }
-        self.spanning_clash(extent).or_else(|| self.inner_clash(extent))
-    }
-
-    fn spanning_clash(&self, extent: Extent) -> Option<Standing> {
-        if self.spanning.is_empty() {
-            return None;
-        }
-        self.spanning_at(extent.first).or_else(|| {
-            let (&base, s) = self.spanning.range(extent.first..=extent.last).next()?;
-            Some(spanning_standing(base, s))
-        })
-    }
-
-    /// Something lying in one page that shares bytes with the spanning `extent`.
-    fn inner_clash(&self, extent: Extent) -> Option<Standing> {
-        let (first_page, last_page) = extent.pages();
-        let page_end = SMALL_ALLOC_CHUNK as u32;
-        if let Some(page) = self.page(first_page) {
-            let offset = locate(extent.first).1;
-            if let Some(entry) = page.entries().clash(offset, page_end - offset) {
-                return Some(entry_standing(first_page, &entry));
-            }
-        }
-        if let Some(page) = self.page(last_page)
-            && let Some(entry) = page.entries().clash(0, locate(extent.last).1 + 1)
-        {
-            return Some(entry_standing(last_page, &entry));
-        }
-        let first_entry =
-            |number: u64, page: &Page| page.entries().first().map(|e| entry_standing(number, &e));
-        // Whatever lies in a page between is inside; the shorter of two walks finds it.
-        let known: usize = self.shards.iter().map(|shard| shard.pages.len()).sum();
-        if last_page - first_page - 1 <= known as u64 {
-            (first_page + 1..last_page).find_map(|n| first_entry(n, self.page(n)?))
+            let gone = self.aligned.remove(slot as usize);
+            page.clear(addr);
+            page.subtract(Touch::of(&gone), &mut self.counts);
+            self.idle += usize::from(page.is_idle());
+            gone
         } else {
-            let pages = self.shards.iter().flat_map(|shard| shard.pages.iter());
-            let between = pages.filter(|&(n, _)| n > first_page && n < last_page);
-            between.filter_map(|(n, page)| first_entry(n, page)).min_by_key(|s| s.addr)
+            self.others.get(&addr).filter(|live| may_go(live))?;
+            self.remove_other(addr)?
+        };
+        self.overlapping -= usize::from(gone.overlaps);
+        if self.idle > IDLE_PAGES {
+            self.pages.retain(|_, page| !page.is_idle());
+            self.idle = 0;
+        }
+        Some(gone)
+    }
+
+    fn remove_other(&mut self, addr: u64) -> Option<Allocation> {
+        let gone = self.others.remove(&addr)?;
+        let Some(extent) = gone.extent() else {
+            self.empty -= 1;
+            return Some(gone);
+        };
+        let touch = Touch::of(&gone);
+        for number in extent.end_pages() {
+            let page = page_mut(&mut self.pages, &mut self.idle, number);
+            page.subtract(touch, &mut self.counts);
+            self.idle += usize::from(page.is_idle());
+        }
+        self.counts.subtract(extent.pages_between(), touch);
+        Some(gone)
+    }
+
+    /// The counts as they are kept, right as long as nothing overlaps.
+    pub(crate) fn counts(&self) -> PageCounts {
+        self.counts
+    }
+
+    /// The distinct pages that allocations touch. While some overlap, this costs a look at every allocation.
+    pub(crate) fn distinct_pages(&self) -> PageCounts {
+        if !self.has_overlaps() {
+            return self.counts;
+        }
+        let pages_of = |fits: fn(AllocKind) -> bool| {
+            let fitting = self.iter().filter(|live| fits(live.kind));
+            covered(fitting.filter_map(|live| live.extent().map(Extent::pages)).collect())
+        };
+        let device = pages_of(AllocKind::is_packed);
+        let all = pages_of(|kind| kind.is_packed() || kind == AllocKind::Arena);
+        PageCounts { device, arena_only: all - device, small: self.counts.small }
+    }
+
+    /// An allocation that shares bytes with `extent`: of several the one with the highest base.
+    fn overlap(&self, extent: Extent) -> Option<&Allocation> {
+        let aligned = self.aligned_overlap(extent);
+        if self.others.is_empty() {
+            return aligned;
+        }
+        aligned.into_iter().chain(self.other_overlap(extent)).max_by_key(|live| live.addr)
+    }
+
+    /// Such a one among the aligned allocations.
+    #[inline]
+    fn aligned_overlap(&self, extent: Extent) -> Option<&Allocation> {
+        let (first, last) = extent.pages();
+        if first == last {
+            return self.overlap_in_page(self.pages.get(&first)?, extent);
+        }
+        let in_page = |number: u64, page: &Page| {
+            let end = extent.last.min(number * SMALL_ALLOC_CHUNK + (SMALL_ALLOC_CHUNK - 1));
+            self.overlap_in_page(
+                page,
+                Extent { first: extent.first.max(number * SMALL_ALLOC_CHUNK), last: end },
+            )
+        };
+        // The shorter of two walks finds it.
+        if last - first <= self.pages.len() as u64 {
+            (first..=last).rev().find_map(|number| in_page(number, self.pages.get(&number)?))
+        } else {
+            let pages = self.pages.iter().filter(|&(&number, _)| first <= number && number <= last);
+            pages.filter_map(|(&number, page)| in_page(number, page)).max_by_key(|live| live.addr)
         }
     }
-}
 
-/// First and last page, once where they are the same.
-fn ends(first: u64, last: u64) -> impl Iterator<Item = u64> {
-    std::iter::once(first).chain((last != first).then_some(last))
-}
-
-/// The pages between the ends of a spanning allocation, which are its own while nothing overlaps.
-fn between(first: u64, last: u64, touch: Touch, add: bool) -> PageCounts {
-    let pages = (last - first).saturating_sub(1);
-    let pages = if add { pages } else { pages.wrapping_neg() };
-    match touch {
-        Touch::Nothing => PageCounts::default(),
-        Touch::Arena => PageCounts { arena_only: pages, ..PageCounts::default() },
-        Touch::Device { .. } => PageCounts { device: pages, ..PageCounts::default() },
+    /// Such a one among those that begin in this page, in which `extent` lies.
+    fn overlap_in_page(&self, page: &Page, extent: Extent) -> Option<&Allocation> {
+        let mut nearest = &self.aligned[page.slot_below(extent.last)? as usize];
+        // As long as nothing overlaps, only the nearest can share bytes.
+        while self.has_overlaps() && !nearest.shares(extent) {
+            let below =
+                nearest.addr.checked_sub(1).filter(|below| page_of(*below) == page_of(extent.last))?;
+            nearest = &self.aligned[page.slot_below(below)? as usize];
+        }
+        Some(nearest).filter(|nearest| nearest.shares(extent))
     }
+
+    /// Such a one among the other allocations.
+    fn other_overlap(&self, extent: Extent) -> Option<&Allocation> {
+        let mut below = self.others.range(..=extent.last).rev().map(|(_, live)| live);
+        if !self.has_overlaps() && self.empty == 0 {
+            return below.next().filter(|live| live.shares(extent));
+        }
+        let lowest = extent.first.saturating_sub(self.longest);
+        below.take_while(|live| live.addr >= lowest).find(|live| live.shares(extent))
+    }
+}
+
+/// How many distinct pages these inclusive ranges cover.
+fn covered(mut ranges: Vec<(u64, u64)>) -> u64 {
+    ranges.sort_unstable();
+    // The first page not yet counted.
+    let mut from = 0;
+    let mut pages = 0;
+    for (first, last) in ranges {
+        let first = first.max(from);
+        if first <= last {
+            pages += last - first + 1;
+            from = last + 1;
+        }
+    }
+    pages
 }

@@ -5,14 +5,15 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::book::{Book, Class};
-use crate::misuse::{ForgetError, Recorded};
-use crate::page::Where;
-use crate::published::Total;
+use crate::check::{self, Mark};
+use crate::event::Event;
+use crate::misuse::{ForgetError, Recorded, Whois};
+use crate::record::{AllocKind, AllocRecord};
+use crate::scope::{self, ScopeGuard};
 use crate::shared::Shared;
-use crate::{
-    AllocKind, AllocRecord, Event, Mark, ScopeGuard, Snapshot, SubRange, SubRangeError, Whois, check, scope,
-};
+use crate::snapshot::Snapshot;
+use crate::state::State;
+use crate::sub_range::{SubRange, SubRangeError};
 
 /// Frees that a ledger remembers unless told otherwise.
 const TOMBSTONES: usize = 1024;
@@ -23,72 +24,72 @@ macro_rules! reads {
         impl $type {
             /// Bytes of live device and managed allocations, as their callers asked for them.
             pub fn live_bytes(&self) -> usize {
-                self.shared.read(Total::LiveBytes)
+                self.shared.totals().live_bytes as usize
             }
 
             /// Number of live device and managed allocations.
             pub fn live_count(&self) -> usize {
-                self.shared.read(Total::LiveCount)
+                self.shared.totals().live_count as usize
             }
 
             /// The highest [`live_bytes`](Self::live_bytes) so far.
             pub fn peak_bytes(&self) -> usize {
-                self.shared.read(Total::PeakBytes)
+                self.shared.totals().peak_bytes as usize
             }
 
             /// Bytes the driver keeps for the live device allocations: the distinct 2 MiB pages they touch. Exact after
-            /// every operation; a few atomic loads, and a short lock where other threads are changing it. (While live allocations
-            /// overlap, which no driver lets happen, the first read after a change counts the pages anew.)
+            /// every operation. Costs a few atomic loads; while live allocations overlap, which no driver lets happen, a look
+            /// at each of them.
             pub fn resident_bytes(&self) -> usize {
-                self.shared.read(Total::ResidentBytes)
+                self.shared.totals().resident_bytes as usize
             }
 
             /// What the driver keeps beyond what was asked for: [`resident_bytes`](Self::resident_bytes) less the bytes of
             /// live device allocations and of their padding, of one moment. Costs as that does.
             pub fn slack_bytes(&self) -> usize {
-                self.shared.read(Total::SlackBytes)
+                self.shared.totals().slack_bytes as usize
             }
 
-            /// [`chunk_slack`](crate::chunk_slack) of the live device allocations: the part of the slack that lies in
-            /// chunks of small ones. Costs as [`resident_bytes`](Self::resident_bytes) does.
+            /// [`chunk_slack`](crate::chunk_slack) of the [live allocations](Self::live_allocations): what the chunks of small
+            /// ones hold beyond them. Costs as [`resident_bytes`](Self::resident_bytes) does.
             pub fn chunk_slack_bytes(&self) -> usize {
-                self.shared.read(Total::ChunkSlackBytes)
+                self.shared.totals().chunk_slack_bytes as usize
             }
 
             /// The highest [`resident_bytes`](Self::resident_bytes) so far (seen at reads and at the peak only, from when an
             /// allocation is recorded that overlaps another until it is gone).
             pub fn peak_resident_bytes(&self) -> usize {
-                self.shared.read(Total::PeakResidentBytes)
+                self.shared.totals().peak_resident_bytes as usize
             }
 
             /// Bytes of live arenas, which the live totals leave out.
             pub fn arena_bytes(&self) -> usize {
-                self.shared.read(Total::ArenaBytes)
+                self.shared.totals().arena_bytes as usize
             }
 
             /// Number of live arenas.
             pub fn arena_count(&self) -> usize {
-                self.shared.read(Total::ArenaCount)
+                self.shared.totals().arena_count as usize
             }
 
             /// Bytes of the distinct pages that arenas touch and no other device allocation does.
             pub fn arena_resident_bytes(&self) -> usize {
-                self.shared.read(Total::ArenaResidentBytes)
+                self.shared.totals().arena_resident_bytes as usize
             }
 
             /// Bytes of live pinned host memory, which the live totals leave out.
             pub fn pinned_bytes(&self) -> usize {
-                self.shared.read(Total::PinnedBytes)
+                self.shared.totals().pinned_bytes as usize
             }
 
             /// Number of live pinned allocations.
             pub fn pinned_count(&self) -> usize {
-                self.shared.read(Total::PinnedCount)
+                self.shared.totals().pinned_count as usize
             }
 
             /// Bytes of live padding, which the live totals leave out and the residency counts.
             pub fn padding_bytes(&self) -> usize {
-                self.shared.read(Total::PaddingBytes)
+                self.shared.totals().padding_bytes as usize
             }
 
             /// Every live device and managed allocation, base address and record, in order of creation.
@@ -104,17 +105,17 @@ macro_rules! reads {
             /// What is known of an address: live (even in the middle of an allocation), freed, or unknown. Device addresses
             /// are looked up before host addresses.
             pub fn whois(&self, addr: u64) -> Whois {
-                self.shared.ask(|book| book.whois(addr))
+                self.shared.ask(|state| state.whois(addr))
             }
 
             /// The part of an arena that holds an address.
             pub fn sub_range_at(&self, addr: u64) -> Option<SubRange> {
-                self.shared.ask(|book| book.part_at(addr).cloned())
+                self.shared.ask(|state| state.part_at(addr).cloned())
             }
 
             /// The parts of the arena with that base, by address; none where none is there.
             pub fn sub_ranges(&self, arena: u64) -> Vec<SubRange> {
-                self.shared.ask(|book| book.arenas().parts_of(arena))
+                self.shared.ask(|state| state.arenas.parts_of(arena))
             }
 
             /// This moment as plain data: totals, and who holds them.
@@ -128,14 +129,14 @@ macro_rules! reads {
             /// The moment of the last peak of [`live_bytes`](Self::live_bytes), as a snapshot taken there would be: totals,
             /// and who held them. Of moments equally high, the first.
             ///
-            /// No history is kept for it: what each line holds in each scope is put aside when it first changes after a peak.
+            /// No history is kept for it: a group keeps its value of the last peak when it first changes after that.
             pub fn peak_snapshot(&self) -> Snapshot {
                 self.shared.snapshot(true)
             }
 
             /// The last events, oldest first, as many as [`Ledger::keep_events`] was told to keep; none unless it was.
             pub fn recent_events(&self) -> Vec<Event> {
-                self.shared.ask(|book| book.recent_events())
+                self.shared.ask(|state| state.events.recent())
             }
 
             /// The report of this moment as text; see [`Snapshot::report`].
@@ -154,9 +155,9 @@ macro_rules! reads {
 
             /// This moment, to compare with later.
             pub fn mark(&self) -> Mark {
-                self.shared.ask(|book| Mark {
-                    live_count: book.meter.count_of_own(),
-                    next_index: book.meter.next_index(),
+                self.shared.ask(|state| Mark {
+                    live_count: state.sums.callers_count(),
+                    next_index: state.next_index,
                 })
             }
 
@@ -185,7 +186,7 @@ macro_rules! reads {
 
 /// The size and the allocating source line of every live device allocation.
 ///
-/// All methods take `&self` and may be called from any thread; none blocks on anything but the ledger's own short locks.
+/// All methods take `&self` and may be called from any thread; none blocks on anything but the ledger's own short lock.
 /// Nothing here talks to a device, so a capture under way is no concern.
 pub struct Ledger {
     shared: Arc<Shared>,
@@ -199,9 +200,8 @@ impl Ledger {
         Self::with_tombstones(TOMBSTONES)
     }
 
-    /// An empty ledger that remembers the last `frees` frees at least, at some 60 bytes each, where those of one place and size
-    /// right behind each other are as one; 0 remembers none, and then a double free is told as foreign. While threads work in
-    /// shards, each shard remembers as many of its own.
+    /// An empty ledger that remembers the last `frees` frees, at some 60 bytes each. Frees of one address, size and kind right
+    /// behind each other count as one. 0 remembers none, and then a double free is told as foreign.
     pub fn with_tombstones(frees: usize) -> Self {
         Self { shared: Arc::new(Shared::new(frees)) }
     }
@@ -217,7 +217,9 @@ impl Ledger {
     /// [`MisuseCounts`](crate::MisuseCounts), and nobody has to look:
     ///
     /// - one at the address of a live allocation takes its place, since the driver has given the address out anew; the older
-    ///   record comes back in the answer and is remembered as freed;
+    ///   record comes back in the answer and is remembered as displaced. Should its free come later, from a thread that
+    ///   called the driver first, the two are in order again and neither is counted as misuse: see
+    ///   [`MisuseCounts`](crate::MisuseCounts);
     /// - one that overlaps live allocations stands beside them, and every total counts what each said it was, residency
     ///   each page once;
     /// - one at null, without bytes, or past the end of the address space is counted as it is (the last up to the end).
@@ -238,29 +240,11 @@ impl Ledger {
         self.shared.record(addr, bytes, site, kind, scope)
     }
 
-    /// [`record`](Self::record), but only where a live device allocation of this ledger, or padding, touches the same 2 MiB
-    /// page; none, and nothing changed, where none does, or where that takes a longer look.
-    ///
-    /// A driver's page belongs to one context. So an answer also says that the context that gave this address is the one
-    /// that gave the others, without asking the driver which is current.
-    pub fn record_beside(
-        &self,
-        addr: u64,
-        bytes: usize,
-        site: &'static Location<'static>,
-    ) -> Option<Recorded> {
-        let scope = scope::current(&self.shared);
-        let index = self.shared.record_small(addr, bytes, site, scope, Where::HeldPage)?;
-        Some(Recorded { index, misuse: None })
-    }
-
     /// Takes a device or managed allocation off the ledger. Call it *before* the driver's free: the driver may hand the
     /// address to another thread at once. None where `addr` is no base of one; [`try_forget`](Self::try_forget) says why.
     #[track_caller]
     pub fn forget(&self, addr: u64) -> Option<AllocRecord> {
-        let freed_at = Location::caller();
-        let otherwise = |shared: &Shared| shared.forget(addr, Class::Sweepable, freed_at).ok();
-        self.shared.forget_small(addr, freed_at, Some, otherwise)
+        self.shared.forget(addr, AllocKind::Device, Location::caller()).ok()
     }
 
     /// [`forget`](Self::forget) that says why not. The caller's source line is remembered as that of the free.
@@ -269,9 +253,7 @@ impl Ledger {
     /// [`ForgetError`]: double free, interior pointer, foreign pointer, another kind of memory, null.
     #[track_caller]
     pub fn try_forget(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
-        let freed_at = Location::caller();
-        let otherwise = |shared: &Shared| shared.forget(addr, Class::Sweepable, freed_at);
-        self.shared.forget_small(addr, freed_at, Ok, otherwise)
+        self.shared.forget(addr, AllocKind::Device, Location::caller())
     }
 
     /// Takes an arena off the ledger.
@@ -280,7 +262,7 @@ impl Ledger {
     /// As [`try_forget`](Self::try_forget).
     #[track_caller]
     pub fn try_forget_arena(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
-        self.shared.forget(addr, Class::Arena, Location::caller())
+        self.shared.forget(addr, AllocKind::Arena, Location::caller())
     }
 
     /// Puts a named part of an arena on the ledger: `bytes` bytes from `offset_bytes` on. It shows under its arena in reports,
@@ -298,7 +280,7 @@ impl Ledger {
         site: &'static Location<'static>,
     ) -> Result<(), SubRangeError> {
         let scope = scope::current(&self.shared);
-        self.shared.ask(|book| book.begin_part(arena, offset_bytes, (bytes, name, site), scope))
+        self.shared.ask(|state| state.begin_part(arena, offset_bytes, (bytes, name, site), scope))
     }
 
     /// Takes the part of an arena that begins at `addr` off the ledger. The caller's source line is remembered.
@@ -308,7 +290,7 @@ impl Ledger {
     #[track_caller]
     pub fn end_sub_range(&self, addr: u64) -> Result<SubRange, SubRangeError> {
         let at = Location::caller();
-        self.shared.ask(|book| book.arenas().end(addr, at))
+        self.shared.ask(|state| state.arenas.end(addr, at))
     }
 
     /// Takes pinned host memory off the ledger, by its host address.
@@ -317,7 +299,7 @@ impl Ledger {
     /// As [`try_forget`](Self::try_forget).
     #[track_caller]
     pub fn try_forget_pinned(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
-        self.shared.forget(addr, Class::Pinned, Location::caller())
+        self.shared.forget(addr, AllocKind::Pinned, Location::caller())
     }
 
     /// Takes padding off the ledger, by its first address.
@@ -326,7 +308,7 @@ impl Ledger {
     /// As [`try_forget`](Self::try_forget).
     #[track_caller]
     pub fn try_forget_padding(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
-        self.shared.forget(addr, Class::Padding, Location::caller())
+        self.shared.forget(addr, AllocKind::Padding, Location::caller())
     }
 
     /// Puts back what was just taken off, since the driver refused to free it. The record keeps its index, scope and site,
@@ -334,7 +316,7 @@ impl Ledger {
     ///
     /// Should the address be live again by now, that allocation stays and the answer holds the refused record.
     pub fn restore(&self, addr: u64, record: &AllocRecord) -> Recorded {
-        self.shared.change(|book| book.restore(addr, record))
+        self.shared.change(|state| state.restore(addr, record))
     }
 
     /// Takes every device and managed allocation off the ledger and returns them, base address and record, in order of
@@ -342,7 +324,7 @@ impl Ledger {
     #[track_caller]
     pub fn drain(&self) -> Vec<(u64, AllocRecord)> {
         let swept_at = Location::caller();
-        self.shared.change(|book| book.drain(swept_at))
+        self.shared.change(|state| state.drain(swept_at))
     }
 
     /// Labels what this thread records on this ledger until the guard is dropped. Scopes nest: the label of an inner one is
@@ -364,18 +346,17 @@ impl Ledger {
     /// Names one live allocation, of any kind, by its base. False where none is there. A peak that it was part of before
     /// keeps it without the name: [`peak_snapshot`](Self::peak_snapshot) is what a snapshot taken there would have told.
     pub fn tag(&self, addr: u64, tag: &str) -> bool {
-        self.shared.ask(|book| book.tag(addr, tag))
+        self.shared.ask(|state| state.tag(addr, tag))
     }
 
     /// Starts the peaks anew from what is live now.
     pub fn reset_peak(&self) {
-        self.shared.change(Book::reset_peak);
+        self.shared.change(State::reset_peak);
     }
 
-    /// Keeps the last `limit` events from now on, for [`recent_events`](Self::recent_events); 0 keeps none, as it is at
-    /// first. While events are kept, all threads share one lock, so that their order is known.
+    /// Keeps the last `limit` events from now on, for [`recent_events`](Self::recent_events); 0 keeps none, as at first.
     pub fn keep_events(&self, limit: usize) {
-        self.shared.change(|book| book.keep_events(limit));
+        self.shared.change(|state| state.events.keep(limit));
     }
 }
 

@@ -36,27 +36,21 @@
 //! Every operation takes effect at one moment between its call and its return, and all of them in one order. The totals
 //! ([`live_bytes`](Ledger::live_bytes), [`live_count`](Ledger::live_count), [`resident_bytes`](Ledger::resident_bytes),
 //! [`slack_bytes`](Ledger::slack_bytes), [`chunk_slack_bytes`](Ledger::chunk_slack_bytes)) are sums over that order, and the
-//! peaks ([`peak_bytes`](Ledger::peak_bytes), [`peak_resident_bytes`](Ledger::peak_resident_bytes)) the highest sums in it:
-//! with one thread exact after every call, with many exact for an order that agrees with every thread's. A read is the total
-//! of one moment. A [`Snapshot`], and so a report, is one moment too: its totals and its groups agree, and
-//! [`peak_snapshot`](Ledger::peak_snapshot) is the very moment of the peak. Two reads are two moments, and no
-//! total is above its peak where that is read after it (and not started anew); a pair that must agree comes from one snapshot.
+//! peaks ([`peak_bytes`](Ledger::peak_bytes), [`peak_resident_bytes`](Ledger::peak_resident_bytes)) are the highest sums in it.
+//! A read is the total of one moment, and a later read is of the same or a later moment. A [`Snapshot`], and so a report, is
+//! one moment too: its totals and its groups agree, and [`peak_snapshot`](Ledger::peak_snapshot) is the very moment of the
+//! peak. Two totals that must agree come from one snapshot.
 //!
 //! Residency is the number of distinct 2 MiB pages that device allocations touch, which on an H200 is what the driver's
 //! own free figure shows. [`placement`] predicts it before anything is allocated, and [`plan`] for a whole stream.
 //!
 //! # What it costs
 //!
-//! As long as threads seldom meet, one short lock an operation. When they meet often, pages are dealt out in shards (small
-//! allocations of one page in one) and each thread counts in a lane of its own. How far all lanes may go up, together with
-//! the totals, never passes the peak, so nothing counted there can be a new one; what might be closes the lanes first. Large,
-//! odd and wrong calls, and reads of a moment, call the whole back. A total is a few loads, and where it is being changed at
-//! that moment, or counted in lanes, a short lock as well; a snapshot costs what there are lines and scopes, and holds others
-//! up no longer. [`live_allocations`](Ledger::live_allocations),
-//! [`drain`](Ledger::drain) and the assertions look at every live allocation. In a steady state of small allocations such as
-//! a driver gives, none of which shares 512 aligned bytes with another, the host is asked for no memory, unless hundreds of
-//! pages with hundreds each come and go whole; where they do share some, a page keeps its entries in order instead, at tens
-//! of nanoseconds more each, or a hundred in a page of thousands.
+//! One mutex guards the state, and a record or a free holds it for less than a tenth of a microsecond. A driver serialises its
+//! own calls and takes 2 µs or more for each pair, so an engine does not notice. A total is read without the lock, in a few
+//! nanoseconds. A snapshot costs what there are lines and scopes. [`live_allocations`](Ledger::live_allocations),
+//! [`drain`](Ledger::drain) and the assertions look at every live allocation. While live allocations overlap, which no driver
+//! lets happen, reading a total of pages counts them anew.
 //!
 //! # What it is not
 //!
@@ -70,52 +64,45 @@
 
 #![forbid(unsafe_code)]
 
-mod arena_tree;
-mod book;
-mod byte_size;
+mod allocation;
 mod check;
-mod entries;
+mod chunk_slack;
+mod diff;
 mod event;
-mod group;
+mod groups;
 mod index;
-mod label;
-mod latest;
 mod ledger;
-mod meter;
 mod misuse;
-mod mixer;
 mod page;
-mod pages;
+mod peak;
 pub mod placement;
 pub mod plan;
-mod published;
+mod queries;
 mod record;
 mod report;
-mod residency;
 mod scope;
-mod shard;
 mod shared;
 mod snapshot;
+mod state;
 mod sub_range;
-mod sync;
+mod text;
+mod tombstones;
+mod totals;
 #[cfg(feature = "trace")]
 pub mod trace;
 
-pub use arena_tree::{ArenaRow, PartRow};
-pub use byte_size::ByteSize;
 pub use check::Mark;
+pub use chunk_slack::chunk_slack;
+pub use diff::{GroupChange, LabelChange, SiteChange, SnapshotDiff};
 pub use event::{Event, EventKind};
-pub use label::Label;
 pub use ledger::{Ledger, LedgerProbe};
 pub use misuse::{ForgetError, FreedAllocation, FreedBy, MisuseCounts, RecordMisuse, Recorded, Whois};
 pub use record::{AllocKind, AllocRecord, LiveAllocation};
-pub use residency::chunk_slack;
 pub use scope::ScopeGuard;
-pub use snapshot::{
-    FileRow, Group, GroupChange, LabelChange, LabelRow, Site, SiteChange, SiteRow, Snapshot, SnapshotDiff,
-    Totals,
-};
+pub use snapshot::{ArenaRow, FileRow, Group, LabelRow, PartRow, Site, SiteRow, Snapshot};
 pub use sub_range::{SubRange, SubRangeError};
+pub use text::{ByteSize, Label};
+pub use totals::Totals;
 
 /// Bytes of the chunk into which the driver packs small allocations, and of the page that larger ones take whole.
 pub const SMALL_ALLOC_CHUNK: u64 = 2 << 20;

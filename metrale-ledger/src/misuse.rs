@@ -4,8 +4,8 @@
 use std::fmt;
 use std::panic::Location;
 
-use crate::index::Standing;
-use crate::{AllocRecord, LiveAllocation, SubRange};
+use crate::record::{AllocRecord, LiveAllocation};
+use crate::sub_range::SubRange;
 
 /// How an allocation came off the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,6 +17,26 @@ pub enum FreedBy {
     Drain,
     /// Another allocation was recorded at its address, so its free went unseen.
     Displaced,
+}
+
+impl FreedBy {
+    /// What an error says of a second free.
+    fn before(self) -> &'static str {
+        match self {
+            Self::Free => "freed before",
+            Self::Drain => "swept before",
+            Self::Displaced => "gone before, as another allocation was recorded over it",
+        }
+    }
+}
+
+/// What lives where a double free was, in an error's text.
+struct Inside<'a>(Option<&'a LiveAllocation>);
+
+impl fmt::Display for Inside<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |live| write!(f, "; the address now lies inside {live}"))
+    }
 }
 
 /// An allocation that is no longer live, and who ended it.
@@ -44,12 +64,14 @@ impl fmt::Display for FreedAllocation {
 }
 
 /// Why an address could not be taken off the ledger. Nothing was changed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForgetError {
     /// Null, which is nothing to free and no mistake.
+    #[error("null is no allocation: there is nothing to free")]
     Null,
     /// It was live once and is not now.
+    #[error("{:#x} is not live: {} at {}; it was {}{}", freed.addr, freed.how.before(), freed.freed_at, freed.record, Inside(now_inside.as_deref()))]
     DoubleFree {
         /// The allocation and its first free.
         freed: Box<FreedAllocation>,
@@ -57,6 +79,7 @@ pub enum ForgetError {
         now_inside: Option<Box<LiveAllocation>>,
     },
     /// It lies inside a live allocation.
+    #[error("{addr:#x} is {} bytes inside {owner}; free its base {:#x} instead", addr.wrapping_sub(owner.addr), owner.addr)]
     Interior {
         /// The address given.
         addr: u64,
@@ -64,6 +87,7 @@ pub enum ForgetError {
         owner: Box<LiveAllocation>,
     },
     /// It lies inside an allocation that is no longer live.
+    #[error("{addr:#x} is not live: it lay {} bytes inside {freed}", addr.wrapping_sub(freed.addr))]
     InsideFreed {
         /// The address given.
         addr: u64,
@@ -71,75 +95,36 @@ pub enum ForgetError {
         freed: Box<FreedAllocation>,
     },
     /// It is live, but of a kind that another call takes off.
+    #[error("{live} is {} memory; free it as what it was allocated", live.record.kind)]
     OtherKind {
         /// What it is.
         live: Box<LiveAllocation>,
     },
     /// It is a part of an arena.
+    #[error("{part} is a part of an arena: give it back to the arena, or free the arena")]
     SubRange {
         /// The part.
         part: Box<SubRange>,
     },
     /// No allocation that the ledger knows, or still remembers, was ever there.
+    #[error(
+        "{addr:#x} is not live and no free of it is remembered: it was not allocated through this ledger"
+    )]
     Foreign {
         /// The address given.
         addr: u64,
     },
 }
 
-impl fmt::Display for ForgetError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Null => f.write_str("null is no allocation: there is nothing to free"),
-            Self::DoubleFree { freed, now_inside } => {
-                let before = match freed.how {
-                    FreedBy::Free => "freed before",
-                    FreedBy::Drain => "swept before",
-                    FreedBy::Displaced => "gone before, as another allocation was recorded over it",
-                };
-                write!(
-                    f,
-                    "{:#x} is not live: {before} at {}; it was {}",
-                    freed.addr, freed.freed_at, freed.record
-                )?;
-                match now_inside {
-                    Some(live) => write!(f, "; the address now lies inside {live}"),
-                    None => Ok(()),
-                }
-            }
-            Self::Interior { addr, owner } => write!(
-                f,
-                "{addr:#x} is {} bytes inside {owner}; free its base {:#x} instead",
-                addr.wrapping_sub(owner.addr),
-                owner.addr
-            ),
-            Self::InsideFreed { addr, freed } => write!(
-                f,
-                "{addr:#x} is not live: it lay {} bytes inside {freed}",
-                addr.wrapping_sub(freed.addr)
-            ),
-            Self::OtherKind { live } => {
-                write!(f, "{live} is {} memory; free it as what it was allocated", live.record.kind)
-            }
-            Self::SubRange { part } => {
-                write!(f, "{part} is a part of an arena: give it back to the arena, or free the arena")
-            }
-            Self::Foreign { addr } => write!(
-                f,
-                "{addr:#x} is not live and no free of it is remembered: it was not allocated through this ledger"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for ForgetError {}
-
 /// What was wrong with an allocation that is nevertheless on the ledger.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordMisuse {
     /// Another allocation stood at this very address. One address holds one record, so one of the two is kept and the
     /// other is here: the older one, whose free the ledger did not see.
+    #[error(
+        "two allocations at one address: {kept} stands, {displaced} is off the ledger; its free was not recorded"
+    )]
     OverLive {
         /// The one on the ledger now.
         kept: LiveAllocation,
@@ -147,6 +132,7 @@ pub enum RecordMisuse {
         displaced: AllocRecord,
     },
     /// It shares bytes with a live allocation; both are on the ledger.
+    #[error("{new} overlaps the live {with}: a free was not recorded, or a size is wrong")]
     Overlap {
         /// The new one.
         new: LiveAllocation,
@@ -154,42 +140,24 @@ pub enum RecordMisuse {
         with: LiveAllocation,
     },
     /// It would pass the end of the address space; residency counts what lies within.
+    #[error("{new} passes the end of the address space: its size is wrong")]
     PastEnd {
         /// The new one.
         new: LiveAllocation,
     },
     /// Its address is null.
+    #[error("{new} is at the null address, where no driver puts memory")]
     Null {
         /// The new one.
         new: LiveAllocation,
     },
     /// It has no bytes, so no driver made it.
+    #[error("{new} has no bytes, which no driver allocates")]
     Empty {
         /// The new one.
         new: LiveAllocation,
     },
 }
-
-impl fmt::Display for RecordMisuse {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::OverLive { kept, displaced } => write!(
-                f,
-                "two allocations at one address: {kept} stands, {displaced} is off the ledger; its free was not recorded"
-            ),
-            Self::Overlap { new, with } => {
-                write!(f, "{new} overlaps the live {with}: a free was not recorded, or a size is wrong")
-            }
-            Self::PastEnd { new } => {
-                write!(f, "{new} passes the end of the address space: its size is wrong")
-            }
-            Self::Null { new } => write!(f, "{new} is at the null address, where no driver puts memory"),
-            Self::Empty { new } => write!(f, "{new} has no bytes, which no driver allocates"),
-        }
-    }
-}
-
-impl std::error::Error for RecordMisuse {}
 
 /// The answer to a record. The allocation is on the ledger in any case, so an answer nobody looks at loses nothing.
 #[derive(Clone, Debug)]
@@ -213,7 +181,11 @@ impl Recorded {
     }
 }
 
-/// How often a ledger was misused, by what went wrong.
+/// How often a ledger was misused, by what went wrong: records and frees that contradict each other.
+///
+/// A free and the record of the next allocation at its address may reach the ledger in either order, where a thread calls the
+/// driver's free first. The record then displaces an allocation and counts as `records_over_live`; when the late free comes, as
+/// a free of an address where nothing is live any more, that count is taken back and no double free is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
@@ -307,79 +279,6 @@ impl fmt::Display for Whois {
             Self::Live { allocation, offset_bytes } => write!(f, "live: byte {offset_bytes} of {allocation}"),
             Self::Freed { freed, offset_bytes } => write!(f, "freed: byte {offset_bytes} of {freed}"),
             Self::Unknown => f.write_str("unknown to this ledger"),
-        }
-    }
-}
-
-/// One remembered free.
-#[derive(Clone, Copy)]
-pub(crate) struct Tombstone {
-    pub(crate) was: Standing,
-    pub(crate) freed_at: &'static Location<'static>,
-    pub(crate) how: FreedBy,
-    /// Orders stones of two rings: of one phase, one ring holds all that matter to an address.
-    pub(crate) phase: u64,
-}
-
-/// The last frees, up to a limit, as a ring: a free on the hot path writes one stone and moves nothing.
-///
-/// Of frees of one place and size right behind each other only the last is kept, which alone answers what is asked: so a line that
-/// takes and gives back again and again does not drive out what the others freed. If that last one turns out not to have
-/// happened, the ones before are not remembered either; their place is live again then.
-pub(crate) struct Graveyard {
-    stones: Vec<Tombstone>,
-    /// Where the newest is, one before 0 while there is none. Behind it, once the ring is full, is the oldest.
-    newest: usize,
-    limit: usize,
-}
-
-impl Default for Graveyard {
-    fn default() -> Self {
-        Self::new(0)
-    }
-}
-
-impl Graveyard {
-    pub(crate) fn new(limit: usize) -> Self {
-        Self { stones: Vec::new(), newest: usize::MAX, limit }
-    }
-
-    // Always inlined, so that a stone is cut where it stands: moving one costs as much.
-    #[inline(always)]
-    pub(crate) fn bury(&mut self, stone: Tombstone) {
-        match self.stones.get_mut(self.newest) {
-            Some(newest) if newest.was.is_like(&stone.was) => *newest = stone,
-            _ => self.bury_behind(stone),
-        }
-    }
-
-    #[inline(always)]
-    fn bury_behind(&mut self, stone: Tombstone) {
-        let next = self.newest.wrapping_add(1);
-        let next = if next == self.limit { 0 } else { next };
-        match self.stones.get_mut(next) {
-            Some(oldest) => *oldest = stone,
-            None if self.limit == 0 => return,
-            None => self.stones.push(stone),
-        }
-        self.newest = next;
-    }
-
-    /// The last free among those that fit.
-    pub(crate) fn last(&self, fits: impl Fn(&Standing) -> bool) -> Option<&Tombstone> {
-        let (newer, older) = self.stones.split_at(self.newest.wrapping_add(1));
-        newer.iter().rev().chain(older.iter().rev()).find(|stone| fits(&stone.was))
-    }
-
-    /// Removes the free of an allocation that turned out not to have happened. Its place is the next one's, which so drives out
-    /// no free that did.
-    pub(crate) fn unbury(&mut self, addr: u64, index: u64) {
-        let undone = |stone: &Tombstone| stone.was.addr == addr && stone.was.item.index == index;
-        if self.stones.iter().any(undone) {
-            // Oldest first.
-            self.stones.rotate_left(self.newest.wrapping_add(1));
-            self.stones.retain(|stone| !undone(stone));
-            self.newest = self.stones.len().wrapping_sub(1);
         }
     }
 }

@@ -1,225 +1,172 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What touches one 2 MiB page.
+//! One 2 MiB page: where allocations begin in it, how many touch it, and what that makes of the page counts.
 
-use crate::entries::{Entries, Entry, Item};
-use crate::{AllocKind, SMALL_ALLOC_CHUNK};
+use crate::SMALL_ALLOC_CHUNK;
+use crate::allocation::Allocation;
+use crate::record::AllocKind;
 
-pub(crate) const PAGE_SHIFT: u32 = SMALL_ALLOC_CHUNK.trailing_zeros();
-
-/// What an allocation contributes to the page counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Touch {
-    Nothing,
-    Arena,
-    Device {
-        /// Smaller than a chunk.
-        small: bool,
-    },
-}
-
-impl Touch {
-    pub(crate) fn of(kind: AllocKind, bytes: usize) -> Self {
-        match kind {
-            AllocKind::Device => Self::Device { small: (bytes as u64) < SMALL_ALLOC_CHUNK },
-            // However small: only what callers asked for shows how full the chunks are.
-            AllocKind::Padding => Self::Device { small: false },
-            AllocKind::Arena => Self::Arena,
-            AllocKind::Managed | AllocKind::Pinned => Self::Nothing,
-        }
-    }
-}
-
-/// Where an allocation may be recorded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Where {
-    Anywhere,
-    /// In a page that a device allocation touches already.
-    HeldPage,
-}
-
-/// Distinct pages by what touches them, or a change of these numbers; sums wrap, so that a change may be negative, and so
-/// that a count that overlaps put beyond what there is comes back right when they end.
+/// Numbers of distinct pages. They wrap while overlaps count a page twice, and are right again when the overlap ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PageCounts {
-    /// Touched by a device allocation or its padding.
+    /// Touched by a device allocation or by padding.
     pub(crate) device: u64,
     /// Touched by arenas only.
     pub(crate) arena_only: u64,
-    /// Touched by a device allocation smaller than a chunk; exact in any case.
+    /// Touched by a sweepable allocation smaller than a chunk. Always exact, since such a one has no pages between its ends.
     pub(crate) small: u64,
 }
 
-/// By how much the counts change when one touch of one page is made or goes: each by 1 at most.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Flips {
-    pub(crate) device: i8,
-    pub(crate) arena_only: i8,
-    pub(crate) small: i8,
+/// As what an allocation touches its pages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Touch {
+    /// A device allocation or padding.
+    is_device: bool,
+    is_arena: bool,
+    /// A sweepable allocation smaller than a chunk.
+    is_small: bool,
 }
 
-impl Flips {
-    pub(crate) fn is_none(self) -> bool {
-        self == Self::default()
-    }
-}
-
-impl From<Flips> for PageCounts {
-    #[inline]
-    fn from(flips: Flips) -> Self {
-        let wide = |n: i8| i64::from(n) as u64;
-        Self { device: wide(flips.device), arena_only: wide(flips.arena_only), small: wide(flips.small) }
+impl Touch {
+    pub(crate) fn of(allocation: &Allocation) -> Self {
+        Self {
+            is_device: allocation.kind.is_packed(),
+            is_arena: allocation.kind == AllocKind::Arena,
+            is_small: allocation.is_small(),
+        }
     }
 }
 
 impl PageCounts {
-    #[inline]
-    pub(crate) fn add(&mut self, change: Self) {
-        self.device = self.device.wrapping_add(change.device);
-        self.arena_only = self.arena_only.wrapping_add(change.arena_only);
-        self.small = self.small.wrapping_add(change.small);
+    /// Counts so many pages that only one allocation touches.
+    pub(crate) fn add(&mut self, pages: u64, touch: Touch) {
+        self.device = self.device.wrapping_add(pages * u64::from(touch.is_device));
+        self.arena_only = self.arena_only.wrapping_add(pages * u64::from(touch.is_arena));
+    }
+
+    /// Takes them off again.
+    pub(crate) fn subtract(&mut self, pages: u64, touch: Touch) {
+        self.device = self.device.wrapping_sub(pages * u64::from(touch.is_device));
+        self.arena_only = self.arena_only.wrapping_sub(pages * u64::from(touch.is_arena));
     }
 }
 
-/// What touches one page.
-///
-/// One cache line, since a record or free anywhere begins with that of its page.
-#[derive(Default)]
-#[repr(align(64))]
-pub(crate) struct Page {
-    number: u64,
-    /// What lies whole in it.
-    entries: Entries,
-    /// Touches by device allocations smaller than a chunk, by others and padding, and by arenas.
-    small: u32,
-    large: u32,
-    arena: u32,
-    /// Spanning allocations that begin or end here.
-    pub(crate) spanning: u32,
-    /// The state of the spanning allocations in which none of them was over this page; 0 for not known.
-    pub(crate) clear_as_of: u64,
+/// Grains of a page, and groups of 64 of them.
+const GRAINS: usize = (SMALL_ALLOC_CHUNK / Page::GRAIN) as usize;
+const GROUPS: usize = GRAINS / 64;
+
+/// 64 grains: in which an aligned allocation begins, and its slot.
+struct Group {
+    begins: u64,
+    slots: [u32; 64],
 }
 
-const _: () = assert!(size_of::<Page>() == 64, "a page's head is one cache line");
+/// One page.
+#[derive(Default)]
+pub(crate) struct Page {
+    /// How many allocations touch it with one of their ends: device allocations and padding, arenas, small ones.
+    device: u32,
+    arena: u32,
+    small: u32,
+    /// Bit g: an allocation begins in group g.
+    begins: u64,
+    /// Made with the first allocation that begins in each.
+    groups: Option<Box<[Option<Box<Group>>; GROUPS]>>,
+}
 
 impl Page {
-    /// A page that nothing touches, with the memory of an emptied one.
-    pub(crate) fn new(number: u64, entries: Entries) -> Self {
-        Self { number, entries, ..Self::default() }
+    /// Drivers place memory at multiples of this many bytes.
+    pub(crate) const GRAIN: u64 = 512;
+
+    /// The group of an address in its page, and the grain in that.
+    fn place(addr: u64) -> (usize, usize) {
+        let grain = (addr % SMALL_ALLOC_CHUNK / Self::GRAIN) as usize;
+        (grain / 64, grain % 64)
     }
 
-    #[inline]
-    pub(crate) fn number(&self) -> u64 {
-        self.number
+    fn group(&self, number: usize) -> Option<&Group> {
+        self.groups.as_ref()?[number].as_deref()
     }
 
-    pub(crate) fn into_entries(self) -> Entries {
-        self.entries
+    /// The slot of the aligned allocation with this base.
+    pub(crate) fn slot(&self, addr: u64) -> Option<u32> {
+        let (number, grain) = Self::place(addr);
+        let group = self.group(number).filter(|group| group.begins >> grain & 1 == 1)?;
+        Some(group.slots[grain])
     }
 
-    /// What lies whole in this page.
-    #[inline]
-    pub(crate) fn entries(&self) -> &Entries {
-        &self.entries
+    /// Takes note that an aligned allocation begins here.
+    pub(crate) fn set(&mut self, addr: u64, slot: u32) {
+        let (number, grain) = Self::place(addr);
+        let groups = self.groups.get_or_insert_with(|| Box::new([const { None }; GROUPS]));
+        let group = groups[number].get_or_insert_with(|| Box::new(Group { begins: 0, slots: [0; 64] }));
+        group.begins |= 1 << grain;
+        group.slots[grain] = slot;
+        self.begins |= 1 << number;
     }
 
-    pub(crate) fn item_mut(&mut self, offset: u32) -> Option<&mut Item> {
-        self.entries.item_mut(offset)
-    }
-
-    #[inline]
-    pub(crate) fn is_untouched(&self) -> bool {
-        self.entries.is_empty() && self.spanning == 0
-    }
-
-    /// Whether none of the spanning allocations is over this page, for all that is seen here: one in which something lies
-    /// whole, with no end of a spanning allocation, is inside none. Where nothing overlaps.
-    #[inline]
-    pub(crate) fn is_clear(&self, nothing_spans: bool) -> bool {
-        nothing_spans || self.spanning == 0 && !self.entries.is_empty()
-    }
-
-    #[inline]
-    pub(crate) fn suits(&self, place: Where) -> bool {
-        place == Where::Anywhere || self.small | self.large != 0
-    }
-
-    /// Puts in an entry that has bytes, and a base that no other has; and the change of the counts of pages.
-    pub(crate) fn put(&mut self, entry: Entry) -> Flips {
-        self.entries.put(entry);
-        self.touch(entry.touch(), true)
-    }
-
-    /// Puts in a small device allocation, unless it shares bytes with another entry; and the change of the counts of pages.
-    pub(crate) fn put_small(&mut self, entry: Entry) -> Option<Flips> {
-        self.entries.put_clean(entry).then(|| self.touch(Touch::Device { small: true }, true))
-    }
-
-    /// Whether a small device allocation there would be alone, so that the page comes to be one of device memory with it. None
-    /// where there is not [quickly seen](Entries::has_room) to be room, or an arena or something large touches the page too.
-    #[inline(always)]
-    pub(crate) fn would_be_alone(&self, offset: u32, bytes: u32) -> Option<bool> {
-        let alone = self.small == 0;
-        let may_be = !alone || self.large | self.arena == 0;
-        (may_be && self.entries.has_room(offset, offset + bytes)).then_some(alone)
-    }
-
-    /// Puts in a small device allocation for which there is [room](Self::would_be_alone).
-    #[inline(always)]
-    pub(crate) fn put_small_at_once(&mut self, entry: Entry) {
-        self.entries.put_at_once(entry);
-        self.small += 1;
-    }
-
-    /// Takes out the entry that begins at `offset`, if it may go; and the change of the counts of pages.
-    pub(crate) fn take_if(&mut self, offset: u32, may_go: impl Fn(&Entry) -> bool) -> Option<(Entry, Flips)> {
-        let gone = self.entries.take_if(offset, may_go)?;
-        Some((gone, self.touch(gone.touch(), false)))
-    }
-
-    /// Takes out the small device allocation that begins at `offset`, where that is [quickly done](Entries::take_quickly);
-    /// else nothing is done. The change is told as whether the page stops being one of device memory.
-    #[inline(always)]
-    pub(crate) fn take_small_quickly(&mut self, offset: u32) -> Option<(Entry, bool)> {
-        let alone = self.small == 1;
-        if alone && self.large | self.arena != 0 {
-            return None;
+    /// Takes note that it does no longer.
+    pub(crate) fn clear(&mut self, addr: u64) {
+        let (number, grain) = Self::place(addr);
+        if let Some(group) = self.groups.as_mut().and_then(|groups| groups[number].as_mut()) {
+            group.begins &= !(1 << grain);
+            self.begins &= !(u64::from(group.begins == 0) << number);
         }
-        let gone = self.entries.take_quickly(offset, Entry::is_small)?;
-        self.small -= 1;
-        Some((gone, alone))
     }
 
-    /// Adds or removes one touch; the change of the counts of pages.
-    #[inline]
-    pub(crate) fn touch(&mut self, touch: Touch, add: bool) -> Flips {
-        let count = match touch {
-            Touch::Nothing => return Flips::default(),
-            Touch::Arena => &mut self.arena,
-            Touch::Device { small: true } => &mut self.small,
-            Touch::Device { small: false } => &mut self.large,
-        };
-        if add {
-            *count += 1;
-        } else {
-            *count -= 1;
+    /// The slot of the aligned allocation with the highest base at or below `addr`, which lies in this page.
+    pub(crate) fn slot_below(&self, addr: u64) -> Option<u32> {
+        let (number, grain) = Self::place(addr);
+        if let Some(group) = self.group(number) {
+            let begins = group.begins & (u64::MAX >> (63 - grain));
+            if begins != 0 {
+                return Some(group.slots[begins.ilog2() as usize]);
+            }
         }
-        // Only the first touch and the last flip what a page counts as.
-        if *count > u32::from(add) { Flips::default() } else { self.flips(touch, add) }
+        let below = (self.begins & ((1 << number) - 1)).checked_ilog2()?;
+        let group = self.group(below as usize)?;
+        Some(group.slots[group.begins.ilog2() as usize])
     }
 
-    /// What the first or last touch of its sort flips.
-    #[inline(never)]
-    fn flips(&self, touch: Touch, add: bool) -> Flips {
-        let step = if add { 1 } else { -1 };
-        let arena_only = if self.arena > 0 { -step } else { 0 };
-        match touch {
-            Touch::Nothing => Flips::default(),
-            Touch::Arena if self.small + self.large > 0 => Flips::default(),
-            Touch::Arena => Flips { arena_only: step, ..Flips::default() },
-            Touch::Device { small: true } if self.large > 0 => Flips { small: step, ..Flips::default() },
-            Touch::Device { small: true } => Flips { device: step, arena_only, small: step },
-            Touch::Device { small: false } if self.small > 0 => Flips::default(),
-            Touch::Device { small: false } => Flips { device: step, arena_only, small: 0 },
+    /// Counts an allocation that touches this page.
+    pub(crate) fn add(&mut self, touch: Touch, counts: &mut PageCounts) {
+        let step = |pages: &mut u64, is_first: bool| *pages = pages.wrapping_add(is_first.into());
+        if touch.is_device {
+            step(&mut counts.device, self.device == 0);
+            if self.device == 0 && self.arena > 0 {
+                counts.arena_only = counts.arena_only.wrapping_sub(1);
+            }
+            self.device += 1;
+        } else if touch.is_arena {
+            step(&mut counts.arena_only, self.arena == 0 && self.device == 0);
+            self.arena += 1;
         }
+        if touch.is_small {
+            step(&mut counts.small, self.small == 0);
+            self.small += 1;
+        }
+    }
+
+    /// Takes it off again.
+    pub(crate) fn subtract(&mut self, touch: Touch, counts: &mut PageCounts) {
+        let step = |pages: &mut u64, is_last: bool| *pages = pages.wrapping_sub(is_last.into());
+        if touch.is_device {
+            self.device -= 1;
+            step(&mut counts.device, self.device == 0);
+            if self.device == 0 && self.arena > 0 {
+                counts.arena_only = counts.arena_only.wrapping_add(1);
+            }
+        } else if touch.is_arena {
+            self.arena -= 1;
+            step(&mut counts.arena_only, self.arena == 0 && self.device == 0);
+        }
+        if touch.is_small {
+            self.small -= 1;
+            step(&mut counts.small, self.small == 0);
+        }
+    }
+
+    /// Whether nothing begins in the page or touches it.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.begins == 0 && (self.device | self.arena | self.small) == 0
     }
 }

@@ -81,3 +81,42 @@ impl<T: Copy, const N: usize> Held<T, N> {
         if of == number { value } else { self.now }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_equal_heights_the_first_is_the_peak() {
+        let mut peak = Peak::default();
+        assert!(peak.raise((5, 1)) && !peak.raise((5, 1)) && !peak.raise((4, 9)));
+        assert_eq!((peak.height(), peak.number()), ((5, 1), 1));
+        assert!(peak.raise((5, 2)), "the second figure counts where the first is equal");
+        peak.reset((1, 0));
+        assert_eq!((peak.height(), peak.number()), ((1, 0), 3));
+    }
+
+    /// The table in the file's head: totals 10, 25, 20, 22, changed by A, B, A, A.
+    #[test]
+    fn a_holder_keeps_its_value_of_the_peak() {
+        let mut peak = Peak::default();
+        let mut holders = [Held::<u64>::default(); 2];
+        for (holder, value, total) in [(0, 10, 10), (1, 15, 25), (0, 5, 20), (0, 7, 22)] {
+            *holders[holder].change([peak.number()]) = value;
+            peak.raise(total);
+        }
+        assert_eq!((peak.height(), peak.number()), (25, 2));
+        assert_eq!(holders.map(|held| (held.now(), held.at_peak(0, peak.number()))), [(7, 10), (15, 15)]);
+    }
+
+    #[test]
+    fn kinds_of_peak_are_kept_apart() {
+        let mut held = Held::<u64, 2>::default();
+        // The first kind has its peak at 1, the second at 2.
+        *held.change([0, 0]) = 1;
+        *held.change([1, 0]) = 2;
+        *held.change([1, 1]) = 3;
+        assert_eq!((held.now(), held.at_peak(0, 1), held.at_peak(1, 1)), (3, 1, 2));
+        assert_eq!(held.at_peak(0, 2), 3, "at any later peak the present value holds");
+    }
+}

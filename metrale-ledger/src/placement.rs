@@ -34,7 +34,7 @@ use std::fmt;
 
 pub(crate) use filling::Filling;
 
-use crate::report::counted;
+use crate::text::counted;
 
 /// The numbers of the packing rule; the rule itself is fixed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -414,12 +414,6 @@ impl Placement {
     pub fn reserved_bytes_of(&self, id: PlacementId) -> Option<u64> {
         self.bytes_of(id)?;
         Some(self.blocks[id.slot as usize].reserved)
-    }
-
-    /// What the rule keeps for each live allocation, in bytes, in no order.
-    pub(crate) fn reserved_each(&self) -> impl Iterator<Item = u64> {
-        let live = self.blocks.iter().filter(|block| matches!(block.state, State::Small | State::Large));
-        live.map(|block| block.reserved)
     }
 
     /// Bytes of host memory that the model takes, by what its tables have room for.

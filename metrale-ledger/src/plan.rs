@@ -1,9 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a stream of allocations will take, before anything is allocated.
 //!
-//! A [`Plan`] is told operation after operation what a program will do, and knows at every moment what would be live and what
-//! the device would keep; in the end its [`Summary`] says where the peaks stand and who holds them, and [`Orders`] what the
-//! same bytes would take in another order or in one arena.
+//! A [`Plan`] takes a program's operations one by one. After each it knows what would be live and what the device would keep.
+//! At the end its [`Summary`] gives the peaks and who holds them, and [`Orders`] what the same allocations would take in another
+//! order or in one arena.
+//!
+//! A peak is the fullest moment: of the moments with the most resident bytes, the one with the most live bytes, then the one
+//! with the most allocations, then the first. So an allocation that later fills a page of the resident peak belongs to it. The
+//! peak of live bytes is found likewise, with live bytes first and resident bytes second.
+//!
+//! Allocations come from an [`Allocator`]: from the driver (`cuMemAlloc`), from the default pool of streams (`cuMemAllocAsync`), or
+//! each as memory of its own (`cuMemCreate`). Memory that a program [creates](Plan::create) and [maps](Plan::map) itself is
+//! counted beside its allocations. A pool gives memory back only when the program synchronises; a plan assumes that after
+//! each operation, or, with [`Synchronize::WhenTold`], only where it is [told](Plan::synchronize).
 //!
 //! ```
 //! use metrale_ledger::plan::Plan;
@@ -23,76 +32,35 @@
 //! # Ok::<(), metrale_ledger::plan::PlanError>(())
 //! ```
 
+mod created;
+mod device;
+mod error;
 mod orders;
+mod peaks;
+mod pool;
 mod summary;
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::group::NO_LABEL;
-use crate::mixer::Mixer;
-use crate::placement::{PackingRule, Placement, PlacementError, PlacementId};
+use rustc_hash::FxHashMap;
 
-use orders::Sizes;
+use crate::peak::Held;
+use crate::placement::{PackingRule, PlacementError};
+
+use created::Created;
+pub use device::Allocator;
+use device::{Device, Place};
+pub use error::PlanError;
 pub use orders::{Order, Orders};
+use peaks::{Allocation, Moment, Peaks};
+pub use pool::Synchronize;
 pub use summary::{Holder, Peak, SizeClass, Summary};
 
-/// Names an allocation in a plan as long as it lives: a pointer of a log, the number of a tensor.
+/// Names an allocation in a plan while it is live: a pointer of a log, the number of a tensor.
 pub type AllocationId = u64;
 
-/// Why an operation is none. The plan is as it was, except that the operation is counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PlanError {
-    /// An allocation of that id lives.
-    AlreadyLive {
-        /// The id.
-        id: AllocationId,
-        /// Bytes of the one that lives.
-        bytes: u64,
-    },
-    /// No allocation of that id lives.
-    NotLive {
-        /// The id.
-        id: AllocationId,
-    },
-    /// The packing rule does not place it.
-    Placement(PlacementError),
-}
-
-impl fmt::Display for PlanError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::AlreadyLive { id, bytes } => {
-                write!(
-                    f,
-                    "{id:#x} is allocated already, with {bytes} bytes; it must be freed before it can be again"
-                )
-            }
-            Self::NotLive { id } => write!(f, "{id:#x} is freed, but no allocation of that id is live"),
-            Self::Placement(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for PlanError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            // Its text is this one's, so its source is too.
-            Self::Placement(error) => error.source(),
-            _ => None,
-        }
-    }
-}
-
-impl From<PlacementError> for PlanError {
-    fn from(error: PlacementError) -> Self {
-        Self::Placement(error)
-    }
-}
-
-/// Where a plan stands after an operation.
+/// The state of a plan after an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// The operation's number, from 0. Refused ones are counted.
@@ -103,203 +71,145 @@ pub struct Step {
     pub resident_bytes: u64,
 }
 
-/// A live allocation: where it is placed, and its label. One of no bytes has no place.
+/// A live allocation.
 #[derive(Clone, Copy)]
 struct Live {
-    place: Option<PlacementId>,
+    place: Place,
+    /// Index of its label; 0 where it has none.
     label: u32,
-    /// What whoever follows a log notes of it.
+    /// What a log's reader notes of it.
     note: u64,
 }
 
-/// Bytes and number of allocations.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Sum {
-    count: u64,
-    bytes: u64,
-    reserved: u64,
+/// An allocation to be planned.
+#[derive(Clone, Copy)]
+pub(crate) struct Request<'a> {
+    pub(crate) from: Allocator,
+    pub(crate) bytes: u64,
+    pub(crate) label: Option<&'a str>,
+    pub(crate) note: u64,
 }
 
-/// A sum now and at the last peak of live and of resident bytes, put aside when it first changes after them.
-#[derive(Clone, Copy, Default)]
-struct Held {
-    now: Sum,
-    /// The sum at a peak, and which peak that was. Peaks count from 1.
-    then: [(Sum, u64); 2],
-}
-
-/// Index of a peak in [`Held::then`] and [`Plan::peaks`].
-const LIVE: usize = 0;
-const RESIDENT: usize = 1;
-
-impl Held {
-    fn before_change(&mut self, peaks: &[Stand; 2]) -> &mut Sum {
-        for (then, peak) in self.then.iter_mut().zip(peaks) {
-            if then.1 != peak.number {
-                *then = (self.now, peak.number);
-            }
-        }
-        &mut self.now
-    }
-
-    fn at(&self, which: usize, peaks: &[Stand; 2]) -> Sum {
-        let (then, number) = self.then[which];
-        if number == peaks[which].number { then } else { self.now }
-    }
-}
-
-/// The highest so far.
-#[derive(Clone, Copy, Default)]
-struct Stand {
-    bytes: u64,
-    /// The other of live and resident bytes, there.
-    beside: u64,
-    operation: Option<u64>,
-    /// Allocations that were gone before it.
-    gone: u64,
-    /// How many peaks there were.
-    number: u64,
-}
-
-/// Of the moments in which the device keeps as much as ever, that in which most is live; of several, the first. Where nothing is
-/// freed that is the last one, and all there is.
-#[derive(Clone, Copy, Default)]
-struct Fullest {
-    operation: Option<u64>,
-    /// Allocations that were gone before it.
-    gone: u64,
-    /// [`Plan::arena_bytes`] in it.
-    arena_bytes: u64,
-}
-
-/// The class of sizes from 2^n up to 2^(n + 1), less one, is n.
-fn class_of(bytes: u64) -> usize {
-    bytes.checked_ilog2().unwrap_or(0) as usize
-}
-
-/// Plans a stream of operations; a clone goes on from where it stands. Host memory: below 200 bytes for each of the most
-/// allocations that lived at once, however many came and went.
+/// Plans a stream of operations. A clone is a plan of its own that goes on from the same state. Host memory: below 200 bytes for
+/// each of the most allocations that were live at once, whatever came before.
 #[derive(Clone)]
 pub struct Plan {
-    placement: Placement,
-    live: HashMap<AllocationId, Live, Mixer>,
+    device: Device,
+    allocator: Allocator,
+    synchronize: Synchronize,
+    live: FxHashMap<AllocationId, Live>,
+    created: Created,
     operations: u64,
     allocations: u64,
     requested_bytes: u64,
     arena_bytes: u64,
     arena_peak_bytes: u64,
     frees: u64,
-    peaks: [Stand; 2],
-    classes: [Held; 64],
-    labels: HashMap<Arc<str>, u32>,
-    names: Vec<Arc<str>>,
-    /// What each label holds; first what has none.
-    holders: Vec<Held>,
-    fullest: Fullest,
-    /// How many allocations of each size there are more, or fewer, than in the fullest moment. By the size that the rule keeps
-    /// for them: of those there are few, and no more matters.
-    since_fullest: HashMap<u64, i64, Mixer>,
+    peaks: Peaks,
+    labels: FxHashMap<Arc<str>, u32>,
+    /// By index; the first stands for no label.
+    names: Vec<Option<Arc<str>>>,
 }
 
 impl Plan {
-    /// Nothing planned yet, under `rule`.
+    /// An empty plan, with allocations of `cuMemAlloc` under `rule`.
     pub fn new(rule: PackingRule) -> Self {
+        let mut peaks = Peaks::new();
+        peaks.labels.push(Held::default());
         Self {
-            placement: Placement::new(rule),
-            live: HashMap::default(),
+            device: Device::new(rule),
+            allocator: Allocator::Driver,
+            synchronize: Synchronize::AfterEach,
+            live: FxHashMap::default(),
+            created: Created::default(),
             operations: 0,
             allocations: 0,
             requested_bytes: 0,
             arena_bytes: 0,
             arena_peak_bytes: 0,
             frees: 0,
-            peaks: [Stand { number: 1, ..Stand::default() }; 2],
-            classes: [Held::default(); 64],
-            labels: HashMap::new(),
-            names: Vec::new(),
-            holders: vec![Held::default()],
-            fullest: Fullest::default(),
-            since_fullest: HashMap::default(),
+            peaks,
+            labels: FxHashMap::default(),
+            names: vec![None],
         }
     }
 
-    /// Nothing planned yet, on an H200.
+    /// An empty plan for an H200.
     pub fn h200() -> Self {
         Self::new(PackingRule::H200)
     }
 
-    /// The rule's numbers.
+    /// The same plan, with allocations of `allocator` from here on.
+    #[must_use]
+    pub fn allocating_from(mut self, allocator: Allocator) -> Self {
+        self.allocator = allocator;
+        self
+    }
+
+    /// Whose memory [`alloc`](Self::alloc) plans.
+    pub fn allocator(&self) -> Allocator {
+        self.allocator
+    }
+
+    /// The packing rule of `cuMemAlloc`.
     pub fn rule(&self) -> PackingRule {
-        self.placement.rule()
+        self.device.rule()
     }
 
     /// Plans an allocation. One of no bytes is live until it is freed and takes nothing, whatever an allocator answers to it.
     ///
     /// # Errors
-    /// [`PlanError::AlreadyLive`], or [`PlanError::Placement`] for what no 64 bits can count.
+    /// [`PlanError::AlreadyLive`], or [`PlanError::Placement`] for what 64 bits cannot count.
     pub fn alloc(&mut self, id: AllocationId, bytes: u64, label: Option<&str>) -> Result<Step, PlanError> {
         if let Some(live) = self.live.get(&id) {
-            let bytes = self.bytes_of(live);
+            let bytes = self.device.bytes_of(live.place);
             self.count_operation();
             return Err(PlanError::AlreadyLive { id, bytes });
         }
-        Ok(self.alloc_noted(id, bytes, label, 0)?)
+        Ok(self.alloc_unknown(id, Request { from: self.allocator, bytes, label, note: 0 })?)
     }
 
-    /// [`alloc`](Self::alloc) where none of that id lives, with something to be known of it as long as it does.
-    pub(crate) fn alloc_noted(
+    /// Plans an allocation of an id that is not live.
+    pub(crate) fn alloc_unknown(
         &mut self,
         id: AllocationId,
-        bytes: u64,
-        label: Option<&str>,
-        note: u64,
+        new: Request<'_>,
     ) -> Result<Step, PlacementError> {
         let operation = self.count_operation();
-        let placed = if bytes == 0 { None } else { Some(self.placement.alloc(bytes)?) };
-        let label = label.map_or(NO_LABEL, |label| self.intern(label));
-        self.live.insert(id, Live { place: placed.map(|placed| placed.id), label, note });
+        let live = self.begin(new)?;
+        self.live.insert(id, live);
+        Ok(self.raise(operation, new.note))
+    }
+
+    /// Places an allocation and counts it for its holders.
+    fn begin(&mut self, new: Request<'_>) -> Result<Live, PlacementError> {
+        let Request { from, bytes, label, note } = new;
+        let (place, reserved) = self.device.alloc(from, bytes)?;
+        let label = label.map_or(0, |label| self.intern(label));
         self.allocations += 1;
         self.requested_bytes = self.requested_bytes.saturating_add(bytes);
-        let reserved = placed.map_or(0, |placed| placed.reserved_bytes);
-        // The live sum is below the resident one, which 64 bits hold, and in an arena only the granularity rounds.
-        self.arena_bytes += self.in_arena(bytes);
+        // The sum is at most the resident one, which 64 bits hold.
+        self.arena_bytes += self.in_arena(bytes, reserved);
         self.arena_peak_bytes = self.arena_peak_bytes.max(self.arena_bytes);
+        self.peaks.add(Allocation { label, bytes, reserved, is_packed: matches!(place, Place::Packed(_)) });
+        Ok(Live { place, label, note })
+    }
 
+    /// Looks for a peak, once the allocation that may make one is counted.
+    fn raise(&mut self, operation: u64, note: u64) -> Step {
         let (live_bytes, resident_bytes) = (self.live_bytes(), self.resident_bytes());
-        let mut peaks = self.peaks;
-        for (which, (bytes, beside)) in
-            [(LIVE, (live_bytes, resident_bytes)), (RESIDENT, (resident_bytes, live_bytes))]
-        {
-            // A peak that this very allocation makes has it, so its sums are put aside only after the change.
-            if bytes > self.peaks[which].bytes {
-                let number = peaks[which].number + 1;
-                let (operation, gone) = (Some(operation), self.gone());
-                peaks[which] = Stand { bytes, beside, operation, gone, number };
-            }
-        }
-        let is_peak = |which: usize| peaks[which].number != self.peaks[which].number;
-        for held in [&mut self.classes[class_of(bytes)], &mut self.holders[label.wrapping_add(1) as usize]] {
-            for which in [LIVE, RESIDENT] {
-                if !is_peak(which) && held.then[which].1 != self.peaks[which].number {
-                    held.then[which] = (held.now, self.peaks[which].number);
-                }
-            }
-            held.now.count += 1;
-            held.now.bytes += bytes;
-            held.now.reserved += reserved;
-        }
-        let fullest = (self.peaks[RESIDENT].bytes, self.fullest.arena_bytes);
-        if (resident_bytes, self.arena_bytes) > fullest {
-            if !self.since_fullest.is_empty() {
-                self.since_fullest = HashMap::default();
-            }
-            self.fullest =
-                Fullest { operation: Some(operation), gone: self.gone(), arena_bytes: self.arena_bytes };
-        } else {
-            self.note_size(reserved, 1);
-        }
-        self.peaks = peaks;
-        Ok(Step { operation, live_bytes, resident_bytes })
+        let live_count = self.live_count() as u64;
+        self.peaks.raise(Moment {
+            live_bytes,
+            resident_bytes,
+            live_count,
+            operation: Some(operation),
+            gone: self.allocations - live_count,
+            arena_bytes: self.arena_bytes,
+            any_order_bytes: self.device.any_order_bytes(),
+            note,
+        });
+        self.done()
     }
 
     /// Plans the free of an allocation.
@@ -307,7 +217,7 @@ impl Plan {
     /// # Errors
     /// [`PlanError::NotLive`].
     pub fn free(&mut self, id: AllocationId) -> Result<Step, PlanError> {
-        match self.free_noted(id) {
+        match self.free_live(id) {
             Some((step, ..)) => Ok(step),
             None => {
                 self.count_operation();
@@ -316,101 +226,116 @@ impl Plan {
         }
     }
 
-    /// [`free`](Self::free) of one that lives, and its bytes and what was noted of it; else nothing is done.
-    pub(crate) fn free_noted(&mut self, id: AllocationId) -> Option<(Step, u64, u64)> {
-        let (bytes, note) = self.take_off(id)?;
+    /// Plans the free of an allocation: the step, its bytes and what was noted of it. Where it is not live, nothing is done.
+    pub(crate) fn free_live(&mut self, id: AllocationId) -> Option<(Step, u64, u64)> {
+        let (bytes, note) = self.displace(id)?;
         self.frees += 1;
         Some((self.pass(), bytes, note))
     }
 
-    fn bytes_of(&self, live: &Live) -> u64 {
-        live.place.and_then(|place| self.placement.bytes_of(place)).unwrap_or(0)
+    /// Takes off a live allocation, without an operation of its own: its bytes and what was noted of it.
+    pub(crate) fn displace(&mut self, id: AllocationId) -> Option<(u64, u64)> {
+        let live = self.live.remove(&id)?;
+        Some((self.end(live), live.note))
+    }
+
+    /// Takes an allocation out of its place and off its holders; its bytes.
+    fn end(&mut self, old: Live) -> u64 {
+        let Live { place, label, .. } = old;
+        let (bytes, reserved) = self.device.free(place);
+        self.arena_bytes -= self.in_arena(bytes, reserved);
+        self.peaks.remove(Allocation {
+            label,
+            bytes,
+            reserved,
+            is_packed: matches!(place, Place::Packed(_)),
+        });
+        bytes
     }
 
     /// Bytes of a live allocation, and what was noted of it.
     #[cfg(feature = "trace")]
     pub(crate) fn noted(&self, id: AllocationId) -> Option<(u64, u64)> {
-        self.live.get(&id).map(|live| (self.bytes_of(live), live.note))
+        self.live.get(&id).map(|live| (self.device.bytes_of(live.place), live.note))
     }
 
-    /// Those of every live allocation, with its id, in no order.
+    /// Id or handle, bytes and note of everything live, in no order.
     #[cfg(feature = "trace")]
-    pub(crate) fn all_noted(&self) -> impl Iterator<Item = (AllocationId, u64, u64)> + '_ {
-        self.live.iter().map(|(&id, live)| (id, self.bytes_of(live), live.note))
+    pub(crate) fn all_noted(&self) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
+        let live = self.live.iter().map(|(&id, live)| (id, live)).chain(self.created.live());
+        live.map(|(id, live)| (id, self.device.bytes_of(live.place), live.note))
     }
 
-    /// Takes off what a log's next row says is gone, without an operation of its own.
+    /// Whether an allocation can be placed beside what is live.
     #[cfg(feature = "trace")]
-    pub(crate) fn displace(&mut self, id: AllocationId) {
-        self.take_off(id);
+    pub(crate) fn check_place(&mut self, new: Request<'_>) -> Result<(), PlacementError> {
+        self.device.check(new.from, new.bytes)
     }
 
-    /// Whether the rule places an allocation of so many bytes beside what is live.
-    #[cfg(feature = "trace")]
-    pub(crate) fn check_place(&self, bytes: u64) -> Result<(), PlacementError> {
-        if bytes == 0 { Ok(()) } else { self.placement.would_take(bytes).map(drop) }
-    }
-
-    /// The bytes of what was taken off, and what was noted of it; none where there was nothing.
-    fn take_off(&mut self, id: AllocationId) -> Option<(u64, u64)> {
-        let live = self.live.remove(&id)?;
-        let mut bytes = 0;
-        let mut reserved = 0;
-        if let Some(place) = live.place {
-            bytes = self.placement.bytes_of(place).unwrap_or(0);
-            // A live allocation's place is live, as nobody else has the placement.
-            reserved = self.placement.free(place).map_or(0, |freed| freed.reserved_bytes);
-        }
-        self.arena_bytes -= self.in_arena(bytes);
-        for held in
-            [&mut self.classes[class_of(bytes)], &mut self.holders[live.label.wrapping_add(1) as usize]]
-        {
-            let now = held.before_change(&self.peaks);
-            now.count -= 1;
-            now.bytes -= bytes;
-            now.reserved -= reserved;
-        }
-        self.note_size(reserved, -1);
-        Some((bytes, live.note))
-    }
-
-    /// Counts an operation that changes nothing, as a failed allocation of a log: the next one is numbered after it.
+    /// Counts an operation that changes nothing, such as a failed allocation of a log.
     pub fn pass(&mut self) -> Step {
-        let operation = self.count_operation();
-        Step { operation, live_bytes: self.live_bytes(), resident_bytes: self.resident_bytes() }
+        self.count_operation();
+        self.done()
     }
 
-    /// Allocations that were freed, or whose place a log's next row took.
-    fn gone(&self) -> u64 {
-        self.allocations - self.live.len() as u64
+    /// Ends an operation.
+    fn done(&mut self) -> Step {
+        if self.synchronize == Synchronize::AfterEach && self.device.pool().reserved_bytes() > 0 {
+            self.device.synchronize();
+        }
+        self.last()
+    }
+
+    /// The state after the last operation.
+    pub(crate) fn last(&self) -> Step {
+        let operation = self.operations.saturating_sub(1);
+        Step { operation, live_bytes: self.live_bytes(), resident_bytes: self.resident_bytes() }
     }
 
     /// Bytes live now, as asked for.
     pub fn live_bytes(&self) -> u64 {
-        self.placement.live_bytes()
+        self.device.live_bytes()
     }
 
     /// Allocations live now.
     pub fn live_count(&self) -> usize {
-        self.live.len()
+        self.live.len() + self.created.live_count()
     }
 
     /// Bytes the device would keep now.
     pub fn resident_bytes(&self) -> u64 {
-        self.placement.resident_bytes()
+        self.device.resident_bytes()
+    }
+
+    /// The highest live bytes so far.
+    pub fn peak_live_bytes(&self) -> u64 {
+        self.peaks.bytes(peaks::LIVE)
+    }
+
+    /// The highest resident bytes so far.
+    pub fn peak_resident_bytes(&self) -> u64 {
+        self.peaks.bytes(peaks::RESIDENT)
+    }
+
+    /// What was noted of the allocation that made each peak: of live bytes, of resident bytes.
+    #[cfg(feature = "trace")]
+    pub(crate) fn peak_notes(&self) -> [Option<u64>; 2] {
+        [peaks::LIVE, peaks::RESIDENT].map(|which| {
+            let moment = self.peaks.moment(which);
+            moment.operation.map(|_| moment.note)
+        })
     }
 
     /// Bytes of host memory that the plan takes, by what its tables have room for.
     pub fn memory_bytes(&self) -> usize {
-        let map = |capacity: usize, entry: usize| capacity * 8 / 7 * (entry + 1);
-        let names: usize = self.names.iter().map(|name| name.len() + 16).sum();
+        let names: usize = self.names.iter().flatten().map(|name| name.len() + 16).sum();
         size_of::<Self>()
-            + self.placement.memory_bytes()
-            + map(self.live.capacity(), size_of::<(AllocationId, Live)>())
-            + map(self.since_fullest.capacity(), size_of::<(u64, i64)>())
-            + map(self.labels.capacity(), size_of::<(Arc<str>, u32)>())
-            + size_of::<Held>() * self.holders.capacity()
-            + size_of::<Arc<str>>() * self.names.capacity()
+            + self.device.memory_bytes()
+            + map_bytes(self.live.capacity(), size_of::<(AllocationId, Live)>())
+            + self.created.memory_bytes()
+            + self.peaks.memory_bytes()
+            + map_bytes(self.labels.capacity(), size_of::<(Arc<str>, u32)>())
+            + size_of::<Option<Arc<str>>>() * self.names.capacity()
             + names
     }
 
@@ -419,47 +344,28 @@ impl Plan {
         self.operations - 1
     }
 
-    fn in_arena(&self, bytes: u64) -> u64 {
-        // What the rule has placed, rounded by it to more than this, cannot overflow here.
-        bytes.next_multiple_of(self.rule().granularity_bytes())
+    /// What an arena holds for an allocation: in it only the granularity rounds, and never to more than its allocator keeps.
+    fn in_arena(&self, bytes: u64, reserved: u64) -> u64 {
+        let rounded = bytes.checked_next_multiple_of(self.rule().granularity_bytes());
+        rounded.map_or(reserved, |rounded| rounded.min(reserved))
     }
 
     fn intern(&mut self, label: &str) -> u32 {
-        if let Some(&id) = self.labels.get(label) {
-            return id;
+        if let Some(&index) = self.labels.get(label) {
+            return index;
         }
-        let id = self.names.len() as u32;
+        let index = self.names.len() as u32;
         let name: Arc<str> = label.into();
-        self.names.push(Arc::clone(&name));
-        self.labels.insert(name, id);
-        self.holders.push(Held::default());
-        id
+        self.names.push(Some(Arc::clone(&name)));
+        self.labels.insert(name, index);
+        self.peaks.labels.push(Held::default());
+        index
     }
+}
 
-    fn note_size(&mut self, reserved: u64, step: i64) {
-        let more = self.since_fullest.entry(reserved).or_insert(0);
-        *more += step;
-        if *more == 0 {
-            self.since_fullest.remove(&reserved);
-        }
-    }
-
-    /// How many allocations of each size, as the rule keeps it, are live in the fullest moment.
-    fn sizes_when_fullest(&self) -> Sizes {
-        let mut sizes: HashMap<u64, i64, Mixer> = HashMap::default();
-        for reserved in self.placement.reserved_each() {
-            *sizes.entry(reserved).or_insert(0) += 1;
-        }
-        for (&reserved, &since) in &self.since_fullest {
-            *sizes.entry(reserved).or_insert(0) -= since;
-        }
-        // Those of no bytes are kept nowhere.
-        sizes
-            .into_iter()
-            .filter(|&(reserved, count)| reserved > 0 && count > 0)
-            .map(|(reserved, count)| (reserved, count.unsigned_abs()))
-            .collect()
-    }
+/// Bytes of a hash map with room for so many entries: one in eight places stays empty, and each has a byte beside it.
+fn map_bytes(capacity: usize, entry: usize) -> usize {
+    capacity * 8 / 7 * (entry + 1)
 }
 
 impl Default for Plan {
@@ -472,7 +378,7 @@ impl fmt::Debug for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Plan")
             .field("operations", &self.operations)
-            .field("placement", &self.placement)
+            .field("device", &self.device)
             .finish_non_exhaustive()
     }
 }

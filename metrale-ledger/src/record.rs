@@ -5,7 +5,7 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::{ByteSize, Label};
+use crate::text::{ByteSize, Label};
 
 /// What sort of memory an allocation is, which decides how it is accounted.
 ///
@@ -48,6 +48,11 @@ impl AllocKind {
         matches!(self, Self::Device | Self::Padding)
     }
 
+    /// The kind by whose call it is freed: device memory for managed memory too.
+    pub(crate) const fn to_free(self) -> Self {
+        if self.is_sweepable() { Self::Device } else { self }
+    }
+
     /// One word for texts: `device`, `managed`, `arena`, `pinned`, `padding`.
     pub const fn name(self) -> &'static str {
         match self {
@@ -80,9 +85,7 @@ pub struct AllocRecord {
     pub scope: Option<Arc<str>>,
     /// The name given to this very allocation.
     pub tag: Option<Arc<str>>,
-    /// How many allocations this ledger had recorded before it. While threads meet often they draw these numbers in blocks:
-    /// then each number still stands for one allocation, and rises on each thread, but between threads that record at the
-    /// same time the order is that of blocks.
+    /// How many allocations this ledger had recorded before it.
     pub index: u64,
     /// Set when the driver refused to free it and the record was put back.
     pub free_refused: bool,

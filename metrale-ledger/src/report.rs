@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The report: a snapshot as text.
+//! Snapshots, their differences and the trees of arenas as text.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
-use crate::{ByteSize, Label, Snapshot, arena_tree};
+use crate::diff::{LabelChange, SiteChange, SnapshotDiff};
+use crate::snapshot::{ArenaRow, PartRow, Snapshot, part_bytes};
+use crate::text::{ByteSize, Label, counted};
 
 /// Stands for the label of what was allocated outside any scope.
-pub(crate) const NO_SCOPE: &str = "(no scope)";
+const NO_SCOPE: &str = "(no scope)";
 
 /// A line's name, bytes and number of allocations.
 type Row = (String, u64, u64);
@@ -47,7 +49,7 @@ impl Snapshot {
                 section(&mut text, title, noun, &rows, top_n);
             }
         }
-        arena_tree::write(&mut text, &self.arenas, top_n);
+        write_arenas(&mut text, &self.arenas, top_n);
         text
     }
 
@@ -127,8 +129,72 @@ fn line(text: &mut String, words: std::fmt::Arguments<'_>) {
     let _ = writeln!(text, "{words}");
 }
 
-pub(crate) fn counted(n: u64, noun: &str) -> String {
-    if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
+/// Adds the tree of arenas: for each up to `top_n` parts, largest first, one line that sums the rest, one
+/// for what is free.
+fn write_arenas(text: &mut String, arenas: &[ArenaRow], top_n: usize) {
+    let mut line = |words: std::fmt::Arguments<'_>| {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{words}");
+    };
+    if arenas.is_empty() {
+        return;
+    }
+    line(format_args!("arenas:"));
+    for arena in arenas {
+        let parts = counted(arena.parts.len() as u64, "part");
+        let site = &arena.site;
+        line(format_args!("{:>12}  in {parts:<9} {site}", ByteSize(arena.bytes)));
+        let mut largest: Vec<&PartRow> = arena.parts.iter().collect();
+        // Stable: equally large ones stay in the order of their places.
+        largest.sort_by_key(|part| std::cmp::Reverse(part.bytes));
+        let (top, rest) = largest.split_at(top_n.min(largest.len()));
+        for part in top {
+            line(format_args!("{:>14}  {}", ByteSize(part.bytes), Label(&part.name)));
+        }
+        if !rest.is_empty() {
+            let bytes = part_bytes(rest.iter().copied());
+            let more = if top.is_empty() { "" } else { "more " };
+            let parts = counted(rest.len() as u64, &format!("{more}part"));
+            line(format_args!("{:>14}  in {parts}", ByteSize(bytes)));
+        }
+        line(format_args!(
+            "{:>14}  (free, or between parts)",
+            ByteSize(arena.bytes.saturating_sub(arena.used_bytes()))
+        ));
+    }
+}
+
+impl fmt::Display for SnapshotDiff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "device allocations: live {} ({:+}), resident {}, slack {}",
+            signed(self.live_bytes),
+            self.live_count,
+            signed(self.resident_bytes),
+            signed(self.slack_bytes)
+        )?;
+        if self.arena_bytes != 0 || self.pinned_bytes != 0 {
+            writeln!(f, "apart: arenas {}, pinned {}", signed(self.arena_bytes), signed(self.pinned_bytes))?;
+        }
+        for SiteChange { site, bytes, count } in self.by_site() {
+            writeln!(f, "{:>12}  x{count:<+7} {site}", signed(bytes))?;
+        }
+        let scopes = self.by_scope();
+        if scopes.iter().any(|row| row.label.is_some()) {
+            writeln!(f, "scopes:")?;
+            for LabelChange { label, bytes, count } in scopes {
+                let label = label.map_or_else(|| NO_SCOPE.to_owned(), |label| Label(&label).to_string());
+                writeln!(f, "{:>12}  x{count:<+7} {label}", signed(bytes))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn signed(bytes: i64) -> String {
+    let sign = if bytes < 0 { '-' } else { '+' };
+    format!("{sign}{}", ByteSize(bytes.unsigned_abs()))
 }
 
 /// `1 allocation`, `2 allocations`.

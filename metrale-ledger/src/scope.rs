@@ -6,8 +6,9 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use crate::record::{AllocKind, AllocRecord, LiveAllocation};
 use crate::shared::Shared;
-use crate::{Label, LiveAllocation};
+use crate::text::Label;
 
 thread_local! {
     /// The scopes open on this thread, of all ledgers, innermost last.
@@ -22,7 +23,6 @@ struct Frame {
 }
 
 /// The label to record under, for a ledger: the innermost scope that this thread has open on it.
-#[inline]
 pub(crate) fn current(ledger: &Arc<Shared>) -> Option<u32> {
     if ledger.may_be_scoped() { innermost(ledger) } else { None }
 }
@@ -68,9 +68,9 @@ impl ScopeGuard {
     /// What was allocated inside this scope and the scopes within it, since it was opened, and is still live; in order of
     /// creation. Every kind of memory counts but padding. Looks at every live allocation.
     pub fn still_live(&self) -> Vec<LiveAllocation> {
-        let inside = |record: &crate::AllocRecord| {
+        let inside = |record: &AllocRecord| {
             record.index >= self.first_index
-                && record.kind != crate::AllocKind::Padding
+                && record.kind != AllocKind::Padding
                 && record.scope.as_deref().is_some_and(|scope| {
                     scope
                         .strip_prefix(&*self.label)

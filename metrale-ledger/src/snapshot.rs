@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One moment of a ledger as plain data, and the difference of two.
+//! One moment of a ledger as plain data.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
+use std::sync::Arc;
 
-use crate::{AllocKind, ArenaRow, ByteSize, Label, MisuseCounts, arena_tree};
+use crate::record::{AllocKind, AllocRecord};
+use crate::sub_range::{Parts, SubRange};
+use crate::totals::Totals;
 
 /// A place in the source.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -31,48 +34,6 @@ impl fmt::Display for Site {
     }
 }
 
-/// All totals of one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
-#[non_exhaustive]
-pub struct Totals {
-    /// Bytes of sweepable (device and managed) allocations, as asked for.
-    pub live_bytes: u64,
-    /// Their number.
-    pub live_count: u64,
-    /// Bytes of the distinct 2 MiB pages that device allocations and their padding touch.
-    pub resident_bytes: u64,
-    /// `resident_bytes` less the bytes of device allocations and of padding.
-    pub slack_bytes: u64,
-    /// The part of the slack in chunks of small allocations; see [`chunk_slack`](crate::chunk_slack).
-    pub chunk_slack_bytes: u64,
-    /// The highest `live_bytes` so far.
-    pub peak_bytes: u64,
-    /// The highest `resident_bytes` so far.
-    pub peak_resident_bytes: u64,
-    /// Bytes of managed allocations; part of `live_bytes`.
-    pub managed_bytes: u64,
-    /// Their number; part of `live_count`.
-    pub managed_count: u64,
-    /// Bytes of arenas.
-    pub arena_bytes: u64,
-    /// Their number.
-    pub arena_count: u64,
-    /// Bytes of the distinct pages that only arenas touch.
-    pub arena_resident_bytes: u64,
-    /// Bytes of pinned host memory.
-    pub pinned_bytes: u64,
-    /// The number of pinned allocations.
-    pub pinned_count: u64,
-    /// Bytes of padding; part of `resident_bytes`. While there is any, `chunk_slack_bytes` counts what lies in chunks,
-    /// up to `slack_bytes`.
-    pub padding_bytes: u64,
-    /// The number of ranges of padding.
-    pub padding_count: u64,
-    /// What went wrong so far.
-    pub misuse: MisuseCounts,
-}
-
 /// Live allocations that one line made in one scope, under one tag, of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -92,7 +53,7 @@ pub struct Group {
 }
 
 impl Group {
-    fn key(&self) -> (&Site, &Option<String>, &Option<String>, AllocKind) {
+    pub(crate) fn key(&self) -> (&Site, &Option<String>, &Option<String>, AllocKind) {
         (&self.site, &self.scope, &self.tag, self.kind)
     }
 }
@@ -161,7 +122,7 @@ impl Snapshot {
         });
         // Stable: what is equally large stays in the order of its name.
         groups.sort_by_key(|group| std::cmp::Reverse(group.bytes));
-        arena_tree::sort(&mut arenas);
+        sort_arenas(&mut arenas);
         Self { totals, groups, arenas }
     }
 
@@ -203,179 +164,97 @@ impl Snapshot {
         self.arenas.iter().flat_map(ArenaRow::groups).collect()
     }
 
-    /// What happened from `before` to this snapshot. Parts of arenas are left out: their arenas' bytes say what they take.
-    ///
-    /// ```
-    /// use std::panic::Location;
-    /// let ledger = metrale_ledger::Ledger::new();
-    /// let before = ledger.snapshot();
-    /// ledger.record(0x7f00_0000_0000, 4096, Location::caller());
-    /// let diff = ledger.snapshot().diff(&before);
-    /// assert_eq!((diff.live_bytes, diff.live_count, diff.resident_bytes), (4096, 1, 2 << 20));
-    /// assert_eq!(diff.by_site()[0].bytes, 4096);
-    /// ```
-    pub fn diff(&self, before: &Self) -> SnapshotDiff {
-        let mut changes = BTreeMap::new();
-        for group in &before.groups {
-            let (bytes, count) = changes.entry(group.key()).or_insert((0, 0));
-            *bytes -= i128::from(group.bytes);
-            *count -= i128::from(group.count);
-        }
-        for group in &self.groups {
-            let (bytes, count) = changes.entry(group.key()).or_insert((0, 0));
-            *bytes += i128::from(group.bytes);
-            *count += i128::from(group.count);
-        }
-        let mut groups: Vec<_> = changes
-            .into_iter()
-            .filter(|&(_, change)| change != (0, 0))
-            .map(|((site, scope, tag, kind), (bytes, count))| GroupChange {
-                site: site.clone(),
-                scope: scope.clone(),
-                tag: tag.clone(),
-                kind,
-                bytes: clamp(bytes),
-                count: clamp(count),
-            })
-            .collect();
-        groups.sort_by_key(|group| std::cmp::Reverse(group.bytes.unsigned_abs()));
-        let (old, new) = (&before.totals, &self.totals);
-        let step = |old: u64, new: u64| clamp(i128::from(new) - i128::from(old));
-        SnapshotDiff {
-            live_bytes: step(old.live_bytes, new.live_bytes),
-            live_count: step(old.live_count, new.live_count),
-            resident_bytes: step(old.resident_bytes, new.resident_bytes),
-            slack_bytes: step(old.slack_bytes, new.slack_bytes),
-            arena_bytes: step(old.arena_bytes, new.arena_bytes),
-            pinned_bytes: step(old.pinned_bytes, new.pinned_bytes),
-            groups,
-        }
-    }
-
     fn sweepable(&self) -> impl Iterator<Item = &Group> {
         self.groups.iter().filter(|group| group.kind.is_sweepable())
     }
 }
 
-/// What one line in one scope, under one tag, of one kind, holds more (or less) than before.
+/// A part of an arena.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct GroupChange {
-    /// Who.
+#[non_exhaustive]
+pub struct PartRow {
+    /// Its name.
+    pub name: String,
+    /// Who took it.
+    pub site: Site,
+    /// In which scope.
+    pub scope: Option<String>,
+    /// How far behind the arena's first byte, in bytes.
+    pub offset_bytes: u64,
+    /// Its bytes as asked for.
+    pub bytes: u64,
+}
+
+/// An arena and its parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct ArenaRow {
+    /// Who made it.
     pub site: Site,
     /// In which scope.
     pub scope: Option<String>,
     /// Under which tag.
     pub tag: Option<String>,
-    /// Of which memory.
-    pub kind: AllocKind,
-    /// Bytes more; negative for less.
-    pub bytes: i64,
-    /// Allocations more; negative for fewer.
-    pub count: i64,
+    /// Its bytes as asked for.
+    pub bytes: u64,
+    /// Its parts, by offset.
+    pub parts: Vec<PartRow>,
 }
 
-/// A call site and what it holds more than before.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct SiteChange {
-    /// The call site.
-    pub site: Site,
-    /// Bytes more; negative for less.
-    pub bytes: i64,
-    /// Allocations more; negative for fewer.
-    pub count: i64,
-}
-
-/// A scope and what it holds more than before.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct LabelChange {
-    /// The whole label; none for what had none.
-    pub label: Option<String>,
-    /// Bytes more; negative for less.
-    pub bytes: i64,
-    /// Allocations more; negative for fewer.
-    pub count: i64,
-}
-
-/// From one snapshot to another: every figure is later less earlier. Shown as text by `Display`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct SnapshotDiff {
-    /// Bytes of sweepable allocations.
-    pub live_bytes: i64,
-    /// Their number.
-    pub live_count: i64,
-    /// Bytes of pages.
-    pub resident_bytes: i64,
-    /// Bytes of slack.
-    pub slack_bytes: i64,
-    /// Bytes of arenas.
-    pub arena_bytes: i64,
-    /// Bytes of pinned host memory.
-    pub pinned_bytes: i64,
-    /// What changed, largest change first; what did not is left out.
-    pub groups: Vec<GroupChange>,
-}
-
-impl SnapshotDiff {
-    /// Changes of sweepable allocations by call site, largest first, then by name.
-    pub fn by_site(&self) -> Vec<SiteChange> {
-        let rows = gather_changes(self.sweepable(), |group| &group.site);
-        rows.into_iter().map(|(site, bytes, count)| SiteChange { site: site.clone(), bytes, count }).collect()
-    }
-
-    /// Changes of sweepable allocations by scope, largest first, then by name.
-    pub fn by_scope(&self) -> Vec<LabelChange> {
-        let rows = gather_changes(self.sweepable(), |group| &group.scope);
-        rows.into_iter()
-            .map(|(label, bytes, count)| LabelChange { label: label.clone(), bytes, count })
-            .collect()
-    }
-
-    fn sweepable(&self) -> impl Iterator<Item = &GroupChange> {
-        self.groups.iter().filter(|group| group.kind.is_sweepable())
-    }
-}
-
-impl fmt::Display for SnapshotDiff {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "device allocations: live {} ({:+}), resident {}, slack {}",
-            signed(self.live_bytes),
-            self.live_count,
-            signed(self.resident_bytes),
-            signed(self.slack_bytes)
-        )?;
-        if self.arena_bytes != 0 || self.pinned_bytes != 0 {
-            writeln!(f, "apart: arenas {}, pinned {}", signed(self.arena_bytes), signed(self.pinned_bytes))?;
+impl ArenaRow {
+    /// From what was copied under the lock.
+    pub(crate) fn new(base: u64, record: &AllocRecord, parts: &Parts) -> Self {
+        let text = |label: &Option<Arc<str>>| label.as_ref().map(ToString::to_string);
+        let row = |part: &SubRange| PartRow {
+            name: part.name.to_string(),
+            site: Site::of(part.site),
+            scope: text(&part.scope),
+            offset_bytes: part.addr.wrapping_sub(base),
+            bytes: part.bytes as u64,
+        };
+        Self {
+            site: Site::of(record.site),
+            scope: text(&record.scope),
+            tag: text(&record.tag),
+            bytes: record.bytes as u64,
+            parts: parts.values().map(row).collect(),
         }
-        for SiteChange { site, bytes, count } in self.by_site() {
-            writeln!(f, "{:>12}  x{count:<+7} {site}", signed(bytes))?;
-        }
-        let scopes = self.by_scope();
-        if scopes.iter().any(|row| row.label.is_some()) {
-            writeln!(f, "scopes:")?;
-            for LabelChange { label, bytes, count } in scopes {
-                let label = label
-                    .map_or_else(|| crate::report::NO_SCOPE.to_owned(), |label| Label(&label).to_string());
-                writeln!(f, "{:>12}  x{count:<+7} {label}", signed(bytes))?;
-            }
-        }
-        Ok(())
+    }
+
+    /// Bytes of its parts.
+    pub fn used_bytes(&self) -> u64 {
+        part_bytes(self.parts.iter())
+    }
+
+    /// Its parts as groups, to be summed as allocations are.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = Group> + '_ {
+        self.parts.iter().map(|part| Group {
+            site: part.site.clone(),
+            scope: part.scope.clone(),
+            tag: Some(part.name.clone()),
+            kind: AllocKind::Arena,
+            bytes: part.bytes,
+            count: 1,
+        })
     }
 }
 
-fn signed(bytes: i64) -> String {
-    let sign = if bytes < 0 { '-' } else { '+' };
-    format!("{sign}{}", ByteSize(bytes.unsigned_abs()))
+/// Bytes of parts together. A snapshot that was read from somewhere may claim any.
+pub(crate) fn part_bytes<'a>(parts: impl Iterator<Item = &'a PartRow>) -> u64 {
+    parts.fold(0, |sum, part| sum.saturating_add(part.bytes))
 }
 
-fn clamp(value: i128) -> i64 {
-    value.clamp(i64::MIN.into(), i64::MAX.into()) as i64
+/// Sorts arenas as a report shows them: largest first, then by name.
+fn sort_arenas(arenas: &mut [ArenaRow]) {
+    let name = |a: &ArenaRow| (a.site.clone(), a.scope.clone(), a.tag.clone());
+    arenas.sort_by(|a, b| {
+        b.bytes.cmp(&a.bytes).then_with(|| name(a).cmp(&name(b))).then_with(|| {
+            let first = |arena: &ArenaRow| arena.parts.first().map(|part| part.name.clone());
+            first(a).cmp(&first(b))
+        })
+    });
 }
 
 /// Sums per key, largest first, then by key.
@@ -392,25 +271,6 @@ fn gather<'a, K: Ord>(
     }
     let mut rows: Vec<_> = sums.into_iter().map(|(key, (bytes, count))| (key, bytes, count)).collect();
     rows.sort_by_key(|&(_, bytes, _)| std::cmp::Reverse(bytes));
-    rows
-}
-
-fn gather_changes<'a, K: Ord>(
-    groups: impl Iterator<Item = &'a GroupChange>,
-    key: impl Fn(&'a GroupChange) -> &'a K,
-) -> Vec<(&'a K, i64, i64)> {
-    let mut sums = BTreeMap::new();
-    for group in groups {
-        let (bytes, count) = sums.entry(key(group)).or_insert((0i64, 0i64));
-        *bytes = bytes.saturating_add(group.bytes);
-        *count = count.saturating_add(group.count);
-    }
-    let mut rows: Vec<_> = sums
-        .into_iter()
-        .filter(|&(_, change)| change != (0, 0))
-        .map(|(key, (bytes, count))| (key, bytes, count))
-        .collect();
-    rows.sort_by_key(|&(_, bytes, _)| std::cmp::Reverse(bytes.unsigned_abs()));
     rows
 }
 

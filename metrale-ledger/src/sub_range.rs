@@ -10,7 +10,8 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::{AllocKind, AllocRecord, ByteSize, Label, LiveAllocation};
+use crate::record::{AllocKind, AllocRecord, LiveAllocation};
+use crate::text::{ByteSize, Label};
 
 /// Ended parts that are remembered, to tell a second end from an unknown address.
 const REMEMBERED: usize = 256;
@@ -66,20 +67,23 @@ impl fmt::Display for SubRange {
 }
 
 /// Why a part cannot begin or end. Nothing was changed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubRangeError {
     /// No live arena has that base.
+    #[error("{addr:#x} is no base of a live arena: it was freed, or never was one")]
     NoArena {
         /// The address given.
         addr: u64,
     },
     /// It has no bytes.
+    #[error("the part {} has no bytes; use null for what is empty", Label(name))]
     Empty {
         /// Its name.
         name: String,
     },
     /// It would pass the end of its arena.
+    #[error("the part {} would pass the end of its arena {arena} by {}", Label(name), ByteSize(*excess_bytes))]
     PastEnd {
         /// Its name.
         name: String,
@@ -89,6 +93,7 @@ pub enum SubRangeError {
         arena: Box<LiveAllocation>,
     },
     /// It shares bytes with another part.
+    #[error("the part {} would share bytes with {with}", Label(name))]
     Overlap {
         /// Its name.
         name: String,
@@ -96,6 +101,7 @@ pub enum SubRangeError {
         with: Box<SubRange>,
     },
     /// It was given back before.
+    #[error("{was} is not live: given back before at {ended_at}")]
     EndedBefore {
         /// What it was.
         was: Box<SubRange>,
@@ -103,6 +109,10 @@ pub enum SubRangeError {
         ended_at: &'static Location<'static>,
     },
     /// It lies inside a part.
+    #[error(
+        "{addr:#x} is {} bytes inside {owner}; give its first byte {:#x} back instead",
+        addr.wrapping_sub(owner.addr), owner.addr
+    )]
     Interior {
         /// The address given.
         addr: u64,
@@ -110,50 +120,15 @@ pub enum SubRangeError {
         owner: Box<SubRange>,
     },
     /// No part begins there, and none that is remembered did.
+    #[error("{addr:#x} is no part of a live arena")]
     Unknown {
         /// The address given.
         addr: u64,
     },
 }
 
-impl fmt::Display for SubRangeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoArena { addr } => {
-                write!(f, "{addr:#x} is no base of a live arena: it was freed, or never was one")
-            }
-            Self::Empty { name } => {
-                write!(f, "the part {} has no bytes; use null for what is empty", Label(name))
-            }
-            Self::PastEnd { name, excess_bytes, arena } => {
-                write!(
-                    f,
-                    "the part {} would pass the end of its arena {arena} by {}",
-                    Label(name),
-                    ByteSize(*excess_bytes)
-                )
-            }
-            Self::Overlap { name, with } => {
-                write!(f, "the part {} would share bytes with {with}", Label(name))
-            }
-            Self::EndedBefore { was, ended_at } => {
-                write!(f, "{was} is not live: given back before at {ended_at}")
-            }
-            Self::Interior { addr, owner } => write!(
-                f,
-                "{addr:#x} is {} bytes inside {owner}; give its first byte {:#x} back instead",
-                addr.wrapping_sub(owner.addr),
-                owner.addr
-            ),
-            Self::Unknown { addr } => write!(f, "{addr:#x} is no part of a live arena"),
-        }
-    }
-}
-
-impl std::error::Error for SubRangeError {}
-
-/// The parts of one arena by their first byte. Shared with snapshots under way, so that these hold nobody up.
-pub(crate) type Parts = Arc<BTreeMap<u64, SubRange>>;
+/// The parts of one arena by their first byte.
+pub(crate) type Parts = BTreeMap<u64, SubRange>;
 
 struct Ended {
     was: SubRange,
@@ -231,7 +206,7 @@ impl Arenas {
         if let Some(other) = before.filter(|other| other.last() >= part.addr) {
             return Err(SubRangeError::Overlap { name: name(), with: Box::new(other.clone()) });
         }
-        Arc::make_mut(parts).insert(part.addr, part);
+        parts.insert(part.addr, part);
         Ok(())
     }
 
@@ -242,7 +217,7 @@ impl Arenas {
         at: &'static Location<'static>,
     ) -> Result<SubRange, SubRangeError> {
         let mut holder = self.open.range_mut(..=addr).rev().find(|(_, parts)| parts.contains_key(&addr));
-        let part = holder.as_mut().and_then(|(_, parts)| Arc::make_mut(parts).remove(&addr));
+        let part = holder.as_mut().and_then(|(_, parts)| parts.remove(&addr));
         if let Some(base) = holder.filter(|(_, parts)| parts.is_empty()).map(|(&base, _)| base) {
             self.open.remove(&base);
         }

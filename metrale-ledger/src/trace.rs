@@ -1,18 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Reads allocation logs: tables of comma-separated values with a row for each allocation and free.
 //!
-//! The header names the columns, in any order and case: `Action`, `Pointer`, `Size`, and, where there, `Thread`, `Time`,
-//! `Stream`, `Location` and `Device`; further ones are passed over, and one of these that is there twice is an error. RMM's
-//! logs fit, with their header or without, and so do those of its first releases (`Event Type`, `Address`, `Size (bytes)`).
-//! gzip is told by its first bytes. Windows line ends, a byte order mark, blank lines and headers that come again are no
-//! matter.
+//! The header names the columns, in any order and case: `Action`, `Pointer`, `Size`, and, if they are there, `Thread`, `Time`,
+//! `Stream`, `Location`, `Device`, `Handle` and `Allocator`. Other columns are passed over. One of these that is there twice is an
+//! error. RMM's logs fit, with their header or without it, and so do those of its first releases (`Event Type`, `Address`,
+//! `Size (bytes)`). A gzip file is recognized by its first bytes. Windows line ends, a byte order mark, blank lines and repeated
+//! headers are accepted.
 //!
-//! A line that was cut, since the program that wrote it was stopped, makes no sense either. Where that cannot be told, as a
-//! line without an end has all its columns, [`Reader::has_open_end`] says so.
+//! | action | the row's pointer, size and others |
+//! |---|---|
+//! | `allocate`, `free`, `allocate failure` | the address, the bytes; who gave out the memory in `Allocator` (`driver`, `pool`, `vmm`) |
+//! | `synchronize` | nothing; the stream that was waited for in `Stream`, else the whole device |
+//! | `trim` | `cuMemPoolTrimTo`: the size is what the pool is to keep |
+//! | `create`, `release` | `cuMemCreate` and `cuMemRelease`: the pointer is the handle |
+//! | `map`, `unmap` | `cuMemMap` and `cuMemUnmap`: the address, the bytes; `map` has its memory's handle in `Handle` |
 //!
-//! A row that makes no sense ends the reading with its line and the reason, or is counted where the reader is
-//! [lenient](Reader::lenient); so does a row of another device than the first row's, for one pointer may be live on both.
-//! Memory is that of one line.
+//! A last line that was cut, because the program that wrote it was stopped, makes no sense. Where a line without an end has all
+//! its columns, a cut cannot be seen, and [`Reader::has_open_end`] reports the open end.
+//!
+//! A row that makes no sense ends the reading with its line and the reason; a [lenient](Reader::lenient) reader counts it and
+//! reads on. The same holds for a row of another device than the first row's, because one pointer may be live on both. The
+//! reader keeps one line in memory.
 //!
 //! ```
 //! use metrale_ledger::trace::{Follow, Reader};
@@ -28,12 +36,17 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod cells;
 mod columns;
+mod finding;
 mod follow;
 mod gzip;
+mod lines;
+mod note;
 mod reader;
 mod row;
 
-pub use follow::{Finding, FindingKind, Follow, Followed, LiveRow, LogTotals};
+pub use finding::{Finding, FindingKind};
+pub use follow::{Follow, Followed, LiveRow, LogTotals};
 pub use reader::{Reader, Skipped};
 pub use row::{Action, Row, RowError, TraceError};

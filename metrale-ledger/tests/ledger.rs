@@ -24,34 +24,6 @@ fn panic_text(f: impl FnOnce()) -> String {
 }
 
 #[test]
-fn beside_is_where_a_device_allocation_holds_the_page() {
-    let ledger = Ledger::new();
-    let beside = |addr, bytes| ledger.record_beside(addr, bytes, here()).map(|done| done.index);
-    assert_eq!(beside(BASE, 1000), None, "nothing holds the page");
-    for (at, kind) in [(BASE, AllocKind::Managed), (BASE + 512, AllocKind::Arena)] {
-        ledger.record_as(at, 512, here(), kind);
-        assert_eq!(beside(BASE + 1024, 1000), None, "{kind} says nothing of it");
-    }
-    ledger.record(BASE + PAGE + 512, 4 * MIB, here());
-    // The tail of a large one holds its page.
-    assert_eq!(beside(BASE + 3 * PAGE + 512, 1000), None, "there it takes a longer look");
-    ledger.record(BASE + 4 * PAGE, 512, here());
-    let scope = ledger.scope("layer");
-    let before = ledger.mark();
-    assert_eq!(beside(BASE + 4 * PAGE + 512, 1000), Some(4));
-    drop(scope);
-    assert_eq!(ledger.forget(BASE + 4 * PAGE + 512).unwrap().scope.as_deref(), Some("layer"));
-    // What is amiss, or no small one, is for `record`.
-    for (offset, bytes) in [(0, 512), (256, 512), (1024, 0), (PAGE - 512, 513), (512, 2 * MIB)] {
-        assert_eq!(beside(BASE + 4 * PAGE + offset, bytes), None, "{bytes} bytes at {offset}");
-    }
-    ledger.assert_unchanged_since(&before);
-    assert_eq!(ledger.snapshot().totals.misuse, Default::default(), "nothing was tried");
-    ledger.keep_events(4);
-    assert_eq!(beside(BASE + 4 * PAGE + 512, 1000), None, "events are kept");
-}
-
-#[test]
 fn slack_is_never_less_than_nothing_whatever_comes_beside_what_passes_the_end_of_all() {
     let end = u64::MAX - 99;
     for (bytes, kind) in [
@@ -925,10 +897,35 @@ fn one_without_bytes_is_displaced_by_what_gets_its_address() {
     let ledger = Ledger::new();
     ledger.record(ADDR, 0, Location::caller());
     assert!(ledger.record(ADDR + 512, 100, Location::caller()).misuse.is_none());
-    assert!(ledger.record_beside(ADDR, 100, Location::caller()).is_none(), "takes a longer look");
     let answer = ledger.record(ADDR, 100, Location::caller());
     assert!(
         matches!(answer.misuse.as_deref(), Some(RecordMisuse::OverLive { displaced, .. }) if displaced.bytes == 0)
     );
     assert_eq!((ledger.live_count(), ledger.live_bytes(), ledger.resident_bytes()), (2, 200, 2 << 20));
+}
+
+/// Managed memory is among the live allocations, so the chunk slack of these counts it.
+#[test]
+fn chunk_slack_is_that_of_the_live_allocations() {
+    const ADDR: u64 = 0x7f00_0000_0000;
+    let ledger = Ledger::new();
+    let told = || {
+        let live = ledger.live_allocations().into_iter().map(|(addr, record)| (addr, record.bytes));
+        metrale_ledger::chunk_slack(live, metrale_ledger::SMALL_ALLOC_CHUNK)
+    };
+    for (page, bytes, kind) in [
+        (0, 4096, AllocKind::Managed),
+        (0, 512, AllocKind::Device),
+        (1, 1 << 20, AllocKind::Managed),
+        (2, 4 << 20, AllocKind::Managed),
+        (5, 4096, AllocKind::Padding),
+        (6, 4096, AllocKind::Arena),
+    ] {
+        let offset = if kind == AllocKind::Device { 1 << 20 } else { 0 };
+        ledger.record_as(ADDR + page * (2 << 20) + offset, bytes, Location::caller(), kind);
+        assert_eq!(ledger.chunk_slack_bytes(), told());
+    }
+    assert_eq!(ledger.chunk_slack_bytes(), (4 << 20) - (4096 + 512 + (1 << 20)));
+    ledger.forget(ADDR);
+    assert_eq!(ledger.chunk_slack_bytes(), told());
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 
 use metrale_ledger::placement::{PackingRule, Placement, PlacementError};
-use metrale_ledger::plan::{Order, Orders, Plan, PlanError};
+use metrale_ledger::plan::{Allocator, Orders, Plan, PlanError};
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
@@ -18,23 +18,34 @@ fn holds(gz: &[u8]) {
     let mut text = String::new();
     flate2::read::GzDecoder::new(gz).read_to_string(&mut text).unwrap();
     let mut plan = Plan::h200();
-    let mut highest = (0, 0);
+    // Of the rows with the most resident bytes, that with the most live bytes, then with the most allocations, then the first.
+    let mut live = BTreeMap::new();
+    let mut fullest = ((0, 0, 0), 0);
     for (i, line) in text.lines().skip(1).enumerate() {
         let cells: Vec<_> = line.split(',').collect();
         let pointer = u64::from_str_radix(cells[1].trim_start_matches("0x"), 16).unwrap();
         let step = match cells[0] {
-            "allocate" => plan.alloc(pointer, cells[2].parse().unwrap(), None),
-            _ => plan.free(pointer),
+            "allocate" => {
+                let bytes = cells[2].parse().unwrap();
+                live.insert(pointer, bytes);
+                plan.alloc(pointer, bytes, None)
+            }
+            _ => {
+                live.remove(&pointer);
+                plan.free(pointer)
+            }
         };
         let step = step.unwrap();
         assert_eq!(step.operation, i as u64);
         assert_eq!(step.resident_bytes, FRESH_FREE_BYTES - cells[3].parse::<u64>().unwrap(), "row {i}");
-        if step.resident_bytes > highest.0 {
-            highest = (step.resident_bytes, step.operation);
+        let height = (step.resident_bytes, live.values().sum::<u64>(), live.len() as u64);
+        if height > fullest.0 {
+            fullest = (height, step.operation);
         }
     }
     let peak = plan.summary().peak_resident;
-    assert_eq!((peak.bytes, peak.operation), (highest.0, Some(highest.1)));
+    assert_eq!((peak.bytes, peak.operation), (fullest.0.0, Some(fullest.1)));
+    assert_eq!((peak.live_bytes, peak.holders[0].count), (fullest.0.1, fullest.0.2));
 }
 
 #[test]
@@ -66,23 +77,27 @@ fn a_loader_with_staging() {
     assert_eq!((summary.end_live_count, summary.end_live_bytes), (4, 3 * MIB + 1700));
     assert_eq!(summary.end_resident_bytes, 6 * MIB);
     assert_eq!((summary.peak_live.bytes, summary.peak_live.operation), (8 * MIB + 1600, Some(3)));
-    // The resident peak is one operation earlier: the last one fits into the chunk.
+    // 4, 2 and 6 MiB of pages are there from operation 2 on. Operation 3 fits into the chunk, so it is fuller by 600 bytes.
     let peak = &summary.peak_resident;
-    assert_eq!((peak.bytes, peak.operation, peak.live_bytes), (12 * MIB, Some(2), 8 * MIB + 1000));
-    let holders: Vec<_> = peak.holders.iter().map(|h| (h.label.as_deref(), h.bytes, h.count)).collect();
-    assert_eq!(holders, [(Some("staging"), 5 * MIB, 1), (Some("w"), 3 * MIB + 1000, 2)]);
-    let holders: Vec<_> = summary.peak_live.holders.iter().map(|h| (h.label.as_deref(), h.bytes)).collect();
-    assert_eq!(holders, [(Some("staging"), 5 * MIB), (Some("w"), 3 * MIB + 1000), (Some("bias"), 600)]);
+    assert_eq!((peak.bytes, peak.operation, peak.live_bytes), (12 * MIB, Some(3), 8 * MIB + 1600));
+    for peak in [peak, &summary.peak_live] {
+        let holders: Vec<_> = peak.holders.iter().map(|h| (h.label.as_deref(), h.bytes, h.count)).collect();
+        let expected =
+            [(Some("staging"), 5 * MIB, 1), (Some("w"), 3 * MIB + 1000, 2), (Some("bias"), 600, 1)];
+        assert_eq!(holders, expected);
+    }
     let classes: Vec<_> =
         peak.classes.iter().map(|c| (c.from_bytes, c.count, c.bytes, c.rounding_bytes)).collect();
-    assert_eq!(classes, [(512, 1, 1000, 24), (2 * MIB, 1, 3 * MIB, MIB), (4 * MIB, 1, 5 * MIB, MIB)]);
-    assert_eq!(peak.hole_bytes, 2 * MIB - 1024);
+    // 1000 and 600 bytes are kept as 1024 each.
+    let expected = [(512, 2, 1600, 24 + 424), (2 * MIB, 1, 3 * MIB, MIB), (4 * MIB, 1, 5 * MIB, MIB)];
+    assert_eq!(classes, expected);
+    assert_eq!(peak.hole_bytes, 2 * MIB - 2048);
     assert_eq!(summary.arena_resident_bytes, 10 * MIB, "8 MiB and 2048 bytes");
     assert!(summary.fits(12 * MIB) && !summary.fits(12 * MIB - 1));
     assert!(
         summary
             .to_string()
-            .contains("peak resident: 12.00 MiB (8.00 MiB live, 12.00 MiB resident) at operation 2")
+            .contains("peak resident: 12.00 MiB (8.00 MiB live, 12.00 MiB resident) at operation 3")
     );
     assert!(
         summary.to_string().ends_with("one arena would take at least 10.00 MiB, and save at most 2.00 MiB\n")
@@ -164,140 +179,6 @@ fn large_sizes_are_rounded_up_to_pages_that_may_be_smaller_than_chunks() {
 }
 
 #[test]
-fn other_orders_are_planned_by_the_same_rule() {
-    // Halves of a chunk and a little, and what fills the rest: smallest first, two small ones share a chunk and the large
-    // ones get one each; largest first, each small one fills up a chunk.
-    let large = 1200 << 10;
-    let small = 800 << 10;
-    let orders = Orders::of(4 * 2 * MIB, &[small, large, small, large], PackingRule::H200).unwrap();
-    assert_eq!(orders.orders[0], (Order::LargestFirst, 4 * MIB));
-    assert_eq!(orders.orders[1], (Order::SmallestFirst, 6 * MIB));
-    assert_eq!(orders.orders[2], (Order::ByClass, 6 * MIB));
-    assert_eq!(orders.arena_bytes, 4 * MIB);
-    assert_eq!(orders.best(), Some((Order::LargestFirst, 4 * MIB)));
-    assert_eq!(Orders::of(0, &[0], PackingRule::H200).unwrap().best(), None);
-}
-
-/// As each of them takes that is placed on its own.
-fn orders_agree(sizes: &[u64], rule: PackingRule) -> Result<(), TestCaseError> {
-    let take = |sizes: &[u64]| {
-        let mut device = Placement::new(rule);
-        for &bytes in sizes {
-            device.alloc(bytes).unwrap();
-        }
-        device.resident_bytes()
-    };
-    let mut kept: Vec<u64> =
-        sizes.iter().filter(|&&bytes| bytes > 0).map(|&bytes| rule.reserved_bytes(bytes).unwrap()).collect();
-    kept.sort_unstable();
-    let smallest_first = take(&kept);
-    kept.reverse();
-    let classes = kept.chunk_by(|a, b| a.ilog2() == b.ilog2());
-    let expected = [
-        (Order::LargestFirst, take(&kept)),
-        (Order::SmallestFirst, smallest_first),
-        (Order::ByClass, classes.map(take).sum()),
-    ];
-    prop_assert_eq!(Orders::of(0, sizes, rule).unwrap().orders, expected, "{:?}", rule);
-    Ok(())
-}
-
-#[test]
-fn orders_of_many_alike_take_what_each_takes() {
-    let three: Vec<u64> = [(700 << 10, 5), (600 << 10, 4), (64 << 10, 40), (2 << 20, 2), (1, 5000), (0, 3)]
-        .into_iter()
-        .flat_map(|(bytes, count)| std::iter::repeat_n(bytes, count))
-        .collect();
-    orders_agree(&three, PackingRule::H200).unwrap();
-    // All the sizes below a chunk there are, each in turn the only one.
-    for granules in 1..4096 {
-        orders_agree(&[granules * 512; 9], PackingRule::H200).unwrap();
-    }
-}
-
-#[test]
-fn orders_past_64_bits_are_refused() {
-    // The largest come first; what is refused is told by the size that is kept for it.
-    for (sizes, bytes) in [(vec![1 << 63, 1 << 63], 1 << 63), (vec![u64::MAX - (2 << 20) + 1, 1], 512)] {
-        let refused = Orders::of(0, &sizes, PackingRule::H200).unwrap_err();
-        assert_eq!(refused, PlacementError::TooLarge { bytes });
-    }
-}
-
-#[test]
-fn the_sizes_at_the_peak_are_known_afterwards() {
-    let mut plan = Plan::h200();
-    for id in 0..4 {
-        plan.alloc(id, 3 * MIB, None).unwrap();
-    }
-    for id in 0..3 {
-        plan.free(id).unwrap();
-    }
-    for id in 10..13 {
-        plan.alloc(id, 600, None).unwrap();
-    }
-    plan.free(10).unwrap();
-    // Four of 3 MiB, whatever lives by now.
-    let orders = plan.orders().unwrap();
-    assert_eq!((orders.planned_bytes, orders.arena_bytes), (16 * MIB, 12 * MIB));
-}
-
-/// What comes later fills holes of the peak's chunks: an order of all of it has to place that too.
-#[test]
-fn an_order_is_of_all_there_is_when_the_peak_is_fullest() {
-    let of = |sizes: &[u64]| {
-        let mut plan = Plan::h200();
-        for (&bytes, id) in sizes.iter().zip(0..) {
-            plan.alloc(id, bytes, None).unwrap();
-        }
-        plan
-    };
-    // With the first four in, the peak is there: these fit into two chunks, largest first. All five take three in any order.
-    let sizes = [817_664, 817_664, 1_257_984, 1_257_984, 628_736];
-    let orders = of(&sizes[..4]).orders().unwrap();
-    assert_eq!((orders.best(), orders.operation), (Some((Order::LargestFirst, 2 * MIB)), Some(3)));
-    let orders = of(&sizes).orders().unwrap();
-    assert_eq!((orders.planned_bytes, orders.arena_bytes, orders.operation), (6 * MIB, 6 * MIB, Some(4)));
-    assert_eq!(orders.best(), None);
-    // Of two peaks of one height, the one in which more is live.
-    let mut plan = of(&sizes[..4]);
-    for id in 0..4 {
-        plan.free(id).unwrap();
-    }
-    for id in 0..3 {
-        plan.alloc(id, 1_887_436, None).unwrap();
-    }
-    assert_eq!(plan.summary().peak_resident.operation, Some(3));
-    let orders = plan.orders().unwrap();
-    assert_eq!((orders.operation, orders.frees_before, orders.best()), (Some(10), 4, None));
-}
-
-/// Four of 1 MiB fill two chunks; with every second gone, two of 1 MiB + 512 find no hole, though as many bytes are free.
-#[test]
-fn what_lies_in_gaps_that_frees_left_is_no_matter_of_order() {
-    let mut plan = Plan::h200();
-    for id in 0..4 {
-        plan.alloc(id, MIB, None).unwrap();
-    }
-    assert_eq!(plan.summary().peak_resident.frees_before, 0);
-    plan.free(1).unwrap();
-    plan.free(3).unwrap();
-    for id in 4..6 {
-        plan.alloc(id, MIB + 512, None).unwrap();
-    }
-    let summary = plan.summary();
-    assert_eq!((summary.peak_resident.bytes, summary.peak_resident.frees_before), (8 * MIB, 2));
-    let saved = plan.orders().unwrap().best().unwrap().1;
-    // The very order in which those live at the peak were allocated takes as little, where nothing went before.
-    let mut afresh = Plan::h200();
-    for (id, bytes) in [(0, MIB), (2, MIB), (4, MIB + 512), (5, MIB + 512)] {
-        afresh.alloc(id, bytes, None).unwrap();
-    }
-    assert_eq!(8 * MIB - afresh.resident_bytes(), saved);
-    assert_eq!(afresh.orders().unwrap().best(), None);
-}
-
-#[test]
 fn a_million_live_take_under_200_bytes_each() {
     let mut plan = Plan::h200();
     let mut most = 0.0f64;
@@ -321,16 +202,6 @@ proptest! {
     #![proptest_config(config(128))]
 
     #[test]
-    fn orders_take_what_placing_each_takes(
-        (granularity, chunk, page) in (1..4u64, 1..40u64, 1..4u64).prop_map(|(g, chunk, page)| (g, g * chunk * page, g * page)),
-        sizes in prop::collection::vec((0..200u64, 1..12usize), 0..20)
-    ) {
-        let rule = PackingRule::new(chunk, granularity).unwrap().with_page_bytes(page).unwrap();
-        let sizes: Vec<u64> = sizes.into_iter().flat_map(|(bytes, count)| std::iter::repeat_n(bytes, count)).collect();
-        orders_agree(&sizes, rule)?;
-    }
-
-    #[test]
     fn the_plan_agrees_with_counting_anew(
         ops in prop::collection::vec((0..12u64, prop_oneof![0..3000u64, 0..3 * MIB], 0..3usize), 1..120)
     ) {
@@ -338,9 +209,8 @@ proptest! {
         let mut device = Placement::h200();
         let mut live: BTreeMap<u64, (u64, Option<_>, usize)> = BTreeMap::new();
         let labels = [None, Some("a"), Some("b")];
-        let mut at_peaks = [(0, None, BTreeMap::new()), (0, None, BTreeMap::new())];
-        // Resident bytes, bytes in an arena, operation, frees before, sizes.
-        let mut fullest = (0, 0, None, 0, Vec::new());
+        // Height, operation, frees before and what is live, at the fullest moment of live and of resident bytes.
+        let mut at_peaks = [((0, 0, 0), None, 0, BTreeMap::new()), ((0, 0, 0), None, 0, BTreeMap::new())];
         let mut frees = 0;
         for (i, (id, bytes, label)) in ops.into_iter().enumerate() {
             // An id that lives is freed, one that does not is allocated.
@@ -361,38 +231,107 @@ proptest! {
             prop_assert_eq!(plan.resident_bytes(), device.resident_bytes());
             let live_bytes: u64 = live.values().map(|l| l.0).sum();
             prop_assert_eq!(plan.live_bytes(), live_bytes);
-            let in_arena = live.values().map(|l| l.0.next_multiple_of(512)).sum();
-            if (device.resident_bytes(), in_arena) > (fullest.0, fullest.1) {
-                let sizes = live.values().map(|l| l.0).collect();
-                fullest = (device.resident_bytes(), in_arena, Some(i as u64), frees, sizes);
-            }
-            for (peak, bytes) in at_peaks.iter_mut().zip([live_bytes, device.resident_bytes()]) {
-                if bytes > peak.0 {
-                    *peak = (bytes, Some(i as u64), live.clone());
+            let (resident_bytes, count) = (device.resident_bytes(), live.len());
+            let heights = [(live_bytes, resident_bytes, count), (resident_bytes, live_bytes, count)];
+            for (peak, height) in at_peaks.iter_mut().zip(heights) {
+                if height > peak.0 {
+                    *peak = (height, Some(i as u64), frees, live.clone());
                 }
             }
         }
         let summary = plan.summary();
-        for (peak, (bytes, operation, live)) in [&summary.peak_live, &summary.peak_resident].into_iter().zip(&at_peaks) {
-            prop_assert_eq!((peak.bytes, peak.operation), (*bytes, *operation));
+        for (peak, (height, operation, frees, live)) in [&summary.peak_live, &summary.peak_resident].into_iter().zip(&at_peaks) {
+            prop_assert_eq!((peak.bytes, peak.operation, peak.frees_before), (height.0, *operation, *frees));
             prop_assert_eq!(peak.live_bytes, live.values().map(|l| l.0).sum::<u64>());
             prop_assert_eq!(peak.holders.iter().map(|h| h.count).sum::<u64>(), live.len() as u64);
             for holder in &peak.holders {
                 let own = live.values().filter(|l| labels[l.2] == holder.label.as_deref());
                 prop_assert_eq!(own.map(|l| l.0).sum::<u64>(), holder.bytes);
             }
+            prop_assert_eq!(peak.classes.iter().map(|c| c.count).sum::<u64>(), live.len() as u64);
             for class in &peak.classes {
                 let own = live.values().filter(|l| class.holds(l.0));
                 prop_assert_eq!(own.map(|l| l.0).sum::<u64>(), class.bytes);
             }
+            let kept = live.values().map(|l| l.0.checked_next_multiple_of(if l.0 < 2 * MIB - 511 { 512 } else { 2 * MIB }).unwrap());
+            prop_assert_eq!(peak.hole_bytes, peak.resident_bytes - kept.sum::<u64>());
         }
-        let (peak, _, operation, frees_before, sizes) = fullest;
+        let (height, operation, frees_before, live) = &at_peaks[1];
+        let sizes: Vec<u64> = live.values().map(|l| l.0).collect();
         let orders = plan.orders().unwrap();
-        prop_assert_eq!((orders.operation, orders.frees_before), (operation, frees_before));
-        let of_sizes = Orders::of(peak, &sizes, PackingRule::H200).unwrap();
-        prop_assert_eq!((orders.planned_bytes, orders.arena_bytes), (peak, of_sizes.arena_bytes));
+        prop_assert_eq!((orders.operation, orders.frees_before), (*operation, *frees_before));
+        let of_sizes = Orders::of(height.0, &sizes, PackingRule::H200).unwrap();
+        prop_assert_eq!((orders.planned_bytes, orders.arena_bytes), (height.0, of_sizes.arena_bytes));
         prop_assert_eq!(orders.orders, of_sizes.orders);
     }
+}
+
+/// What fills the page that the first allocation took belongs to the peak: three of 512, 1,000,000 and 1,000,000 bytes are in
+/// one chunk, which is resident from the first on.
+#[test]
+fn what_fills_the_same_pages_later_belongs_to_the_peak() {
+    let mut plan = Plan::h200();
+    for (id, bytes, label) in
+        [(1, 512, "setup"), (2, 1_000_000, "train"), (3, 1_000_000, "train"), (4, 0, "empty")]
+    {
+        plan.alloc(id, bytes, Some(label)).unwrap();
+    }
+    plan.free(2).unwrap();
+    // As high as before, but not higher.
+    plan.alloc(2, 1_000_000, Some("later")).unwrap();
+    let summary = plan.summary();
+    for peak in [&summary.peak_resident, &summary.peak_live] {
+        assert_eq!((peak.operation, peak.frees_before), (Some(3), 0));
+        let holders: Vec<_> = peak.holders.iter().map(|h| (h.label.as_deref(), h.bytes, h.count)).collect();
+        let expected = [(Some("train"), 2_000_000, 2), (Some("setup"), 512, 1), (Some("empty"), 0, 1)];
+        assert_eq!(holders, expected, "one of no bytes is there too");
+    }
+    assert_eq!(plan.orders().unwrap().operation, Some(3));
+}
+
+/// A handle's pages are taken when it is created and given back when it is released and no longer mapped
+/// (measured: creating takes its bytes at once, mapping nothing; a released handle's memory goes with its last mapping).
+#[test]
+fn created_memory_goes_with_its_handle_and_its_last_mapping() {
+    let mut plan = Plan::h200();
+    plan.alloc(1, 512, Some("a")).unwrap();
+    assert_eq!(plan.create(7, 3 * MIB, Some("segment")).unwrap().resident_bytes, 2 * MIB + 4 * MIB);
+    assert_eq!(plan.create(7, MIB, None), Err(PlanError::AlreadyLive { id: 7, bytes: 3 * MIB }));
+    plan.map(0x1000_0000, 7).unwrap();
+    plan.map(0x2000_0000, 7).unwrap();
+    plan.release(7).unwrap();
+    assert_eq!((plan.resident_bytes(), plan.live_count()), (6 * MIB, 2), "it is still mapped");
+    assert_eq!(plan.release(7), Err(PlanError::UnknownHandle { handle: 7 }));
+    assert_eq!(plan.map(0x3000_0000, 7), Err(PlanError::UnknownHandle { handle: 7 }));
+    // The driver may use a released handle's number again.
+    plan.create(7, 2 * MIB, None).unwrap();
+    assert_eq!(plan.unmap(0x1000_0000, 0).unwrap().resident_bytes, 8 * MIB);
+    assert_eq!(plan.unmap(0x1000_0000, 0), Err(PlanError::NotMapped { address: 0x1000_0000 }));
+    assert_eq!(
+        plan.unmap(0x1fff_ffff, 2).unwrap().resident_bytes,
+        4 * MIB,
+        "a range of which one mapping begins"
+    );
+    assert_eq!(plan.release(7).unwrap().resident_bytes, 2 * MIB);
+    let peak = plan.summary().peak_resident;
+    assert_eq!((peak.bytes, peak.live_bytes, peak.hole_bytes), (8 * MIB, 5 * MIB + 512, 2 * MIB - 512));
+    // Created memory takes the same in any order; a chunk for 512 bytes comes to it.
+    assert!(plan.orders().unwrap().orders.iter().all(|&(_, bytes)| bytes == 8 * MIB));
+}
+
+/// Where each allocation is created by itself, nothing shares a page.
+#[test]
+fn a_plan_from_virtual_memory_rounds_each_allocation_to_whole_pages() {
+    let mut plan = Plan::h200().allocating_from(Allocator::VirtualMemory);
+    for (id, bytes, resident) in [(1, 1, 2 * MIB), (2, 2 * MIB, 4 * MIB), (3, 2 * MIB + 1, 8 * MIB)] {
+        assert_eq!(plan.alloc(id, bytes, None).unwrap().resident_bytes, resident);
+    }
+    plan.free(2).unwrap();
+    assert_eq!((plan.resident_bytes(), plan.live_bytes()), (6 * MIB, 2 * MIB + 2));
+    assert_eq!(plan.summary().arena_resident_bytes, 6 * MIB, "512 and 2 MiB and 2 MiB + 512");
+    let refused = plan.alloc(9, u64::MAX, None);
+    assert_eq!(refused, Err(PlanError::Placement(PlacementError::TooLarge { bytes: u64::MAX })));
+    assert_eq!(plan.resident_bytes(), 6 * MIB);
 }
 
 /// Few cases, unless the environment (`PROPTEST_CASES`) asks for other than the 256 it asks for by default.

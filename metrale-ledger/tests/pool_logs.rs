@@ -89,10 +89,10 @@ impl Device {
             return;
         }
         let take = pool.would_take(row.stream, row.bytes).unwrap();
-        let given = if take > available { self.trim_others(row.pool) } else { 0 };
+        let released = if take > available { self.trim_others(row.pool) } else { 0 };
         let pool = self.pool(row.pool);
         let before = pool.reserved_bytes();
-        let placed = pool.alloc_within(row.stream, row.bytes, available + given);
+        let placed = pool.alloc_within(row.stream, row.bytes, available + released);
         let Ok(placed) = placed else {
             assert!(!row.succeeded, "{placed:?}");
             self.trim_others(row.pool);
@@ -106,15 +106,15 @@ impl Device {
         assert!(self.live.insert((row.pool, row.pointer), placed.id).is_none());
     }
 
-    /// What the driver does before it fails for want of memory; returns the bytes that this gives back.
+    /// What the driver does before it fails for want of memory; returns the bytes that this releases.
     fn trim_others(&mut self, than: usize) -> u64 {
-        let mut given = 0;
+        let mut released = 0;
         for (_, pool) in self.pools.iter_mut().enumerate().filter(|&(pool, _)| pool != than) {
-            given += pool.reserved_bytes();
+            released += pool.reserved_bytes();
             pool.trim_to(0);
-            given -= pool.reserved_bytes();
+            released -= pool.reserved_bytes();
         }
-        given
+        released
     }
 
     fn apply(&mut self, row: &Row) {
@@ -218,7 +218,7 @@ macro_rules! logs {
 }
 
 logs! {
-    // Each line of these answers one question: what gives back, what a trim leaves, what is refused.
+    // Each line of these answers one question: what releases pieces, what a trim leaves, what is refused.
     fixed_holds: "fixed", 197;
     fixed_with_unfinished_work_holds: "fixed-gate", 40;
     fixed_until_memory_runs_out_holds: "fixed-more", 61;

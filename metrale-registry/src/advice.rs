@@ -77,7 +77,7 @@ pub fn advice(error: DriverError) -> Option<&'static str> {
              the module nvidia_uvm anew, or reboot."
         }
         (cuDevicePrimaryCtxRetain, CUDA_ERROR_OUT_OF_MEMORY) => {
-            "The device has no room left for a context (about half a gigabyte): another process holds its memory. \
+            "The device has no memory left for a context (about half a gigabyte): another process holds its memory. \
              See nvidia-smi."
         }
         (_, CUDA_ERROR_INVALID_CONTEXT) => {
@@ -124,7 +124,7 @@ pub(crate) const fn is_earlier_fault(status: CUresult) -> bool {
     is_sticky(status)
 }
 
-/// Shows an error with its advice behind it.
+/// Shows an error with its advice after it.
 pub(crate) struct Advised(pub(crate) DriverError);
 
 impl fmt::Display for Advised {

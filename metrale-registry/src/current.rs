@@ -46,9 +46,9 @@ pub(crate) fn set_current_context(driver: &dyn DriverApi, context: CUcontext) ->
 #[must_use = "the context is current only as long as this is held"]
 pub struct CurrentContext<'driver> {
     driver: &'driver dyn DriverApi,
-    /// What to put back; `None` where the context was current already.
+    /// What to restore; `None` where the context was current already.
     before: Option<CUcontext>,
-    /// What was before is put back on the thread that drops this, which must be the one that entered.
+    /// What was current before is restored on the thread that drops this, which must be the one that entered.
     on_its_thread: PhantomData<*const ()>,
 }
 

@@ -173,9 +173,9 @@ fn known(value: Result<u32, DriverError>, otherwise: u32) -> Result<u32, DriverE
 fn name_of(driver: &dyn DriverApi, device: CUdevice) -> Result<String, DriverError> {
     let mut name = [0_u8; 256];
     // One byte less than there is, so that the name ends in NUL whatever the driver writes.
-    let room = name.len() as c_int - 1;
+    let capacity = name.len() as c_int - 1;
     // SAFETY: the buffer has more bytes than the driver is told of.
-    unsafe { ask!(driver, cuDeviceGetName(name.as_mut_ptr().cast::<c_char>(), room, device)) }?;
+    unsafe { ask!(driver, cuDeviceGetName(name.as_mut_ptr().cast::<c_char>(), capacity, device)) }?;
     let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
     Ok(String::from_utf8_lossy(&name[..end]).into_owned())
 }

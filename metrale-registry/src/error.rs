@@ -38,7 +38,7 @@ pub enum RegistryError {
     /// The context is lost: a kernel failed earlier, and the driver says so at the next call, whatever that is.
     #[error("module {module:?} could not be loaded, since an earlier kernel faulted: {}", Advised(*error))]
     EarlierFault {
-        /// The module whose load met the fault.
+        /// The module whose load showed the fault.
         module: &'static str,
         /// The fault.
         error: DriverError,
@@ -119,7 +119,7 @@ impl RegistryError {
         )
     }
 
-    /// The driver's answer, where the driver gave one.
+    /// The driver's answer, where there was one.
     #[must_use]
     pub fn driver_error(&self) -> Option<DriverError> {
         match self {

@@ -4,7 +4,7 @@
 //! ```text
 //!              acquire                    made                  last handle goes
 //!   (no slot) ─────────> Making ──────────────────> Live(Weak) ─────────────────> torn down ──> (no slot)
-//!                          └── failed, given back ──> (no slot)
+//!                          └── failed, released ───> (no slot)
 //! ```
 //! Whoever meets a slot that is `Making`, or `Live` with a host that is being torn down, waits for it. So there are
 //! never two hosts of one device at a time, and devices do not wait for each other.
@@ -61,7 +61,7 @@ pub enum HostError {
         /// The driver's answer.
         error: DriverError,
     },
-    /// The context or its stream cannot be had; what there was of them is given back.
+    /// The context or its stream cannot be made; what there was of them is released.
     #[error("the context of device {ordinal}: {}", Advised(*error))]
     Context {
         /// The device.
@@ -111,9 +111,9 @@ impl fmt::Display for DevicesSeen {
 
 /// A device made ready: its primary context, retained once, and one stream in it.
 ///
-/// There is one host for each driver and ordinal in a process, shared by all who ask and given back with the last
+/// There is one host for each driver and ordinal in a process, shared by all its users and released with the last
 /// [`Arc`]: the stream is destroyed, the context released. The stream is of the kind that does not wait for the legacy
-/// stream. What cannot be given back is told to the [sink](Self::set_teardown_sink).
+/// stream. What cannot be released is told to the [sink](Self::set_teardown_sink).
 ///
 /// Drivers are told apart by their `Arc`: two software drivers, or a driver and an adaptor around it, have hosts of
 /// their own.
@@ -147,7 +147,7 @@ pub struct CudaHost {
 impl CudaHost {
     /// The host of a device, made where there is none, and its context made current on the calling thread.
     ///
-    /// Making one blocks for as long as the driver needs for a context. A failure gives back what was had by then, and
+    /// Making one blocks for as long as the driver needs for a context. A failure releases what was made by then, and
     /// leaves the thread's current context as it was.
     ///
     /// # Errors
@@ -161,11 +161,11 @@ impl CudaHost {
         loop {
             match slots.entry(key) {
                 Entry::Vacant(vacant) => {
-                    vacant.insert(Slot::Making);
+                    vacant.insert(HostSlot::Making);
                     break;
                 }
                 Entry::Occupied(occupied) => {
-                    if let Slot::Live(host) = occupied.get()
+                    if let HostSlot::Live(host) = occupied.get()
                         && let Some(host) = host.upgrade()
                     {
                         // Not under the lock: should this be the last handle by now, its teardown takes the lock.
@@ -246,7 +246,7 @@ impl CudaHost {
         &self.facts
     }
 
-    /// Who is told what a drop could not give back, of this host and of the modules in it; `None` for a line on
+    /// The sink that is told what a drop could not release, of this host and of the modules in it; `None` for a line on
     /// standard error, which is how a host begins. The last one set counts, for all who share the host.
     pub fn set_teardown_sink(&self, sink: Option<TeardownSink>) {
         *self.sink.lock() = sink;
@@ -381,7 +381,7 @@ struct Key {
     ordinal: usize,
 }
 
-enum Slot {
+enum HostSlot {
     /// A thread is at work on it.
     Making,
     /// Made; where the handle is dead, a thread is tearing it down.
@@ -389,7 +389,7 @@ enum Slot {
 }
 
 struct Hosts {
-    slots: Mutex<HashMap<Key, Slot>>,
+    slots: Mutex<HashMap<Key, HostSlot>>,
     /// A slot was filled or emptied.
     changed: Condvar,
     /// Hosts ever made.
@@ -405,7 +405,7 @@ struct Claim(Key);
 
 impl Claim {
     fn fill(self, host: &Arc<CudaHost>) {
-        HOSTS.slots.lock().insert(self.0, Slot::Live(Arc::downgrade(host)));
+        HOSTS.slots.lock().insert(self.0, HostSlot::Live(Arc::downgrade(host)));
         HOSTS.changed.notify_all();
         core::mem::forget(self);
     }

@@ -129,7 +129,7 @@ impl<'a> Image<'a> {
             let kernels = owned(ptx.entries_after_nul());
             notes.push(ImageNote::AfterNul { bytes: ptx.after_nul.len(), kernels });
         }
-        // The NUL that ends the text, where there is one, is the first byte behind it.
+        // The NUL that ends the text, where there is one, is the first byte after it.
         let lacks_nul = start + text.code.len() == bytes.len();
         Ok(Self {
             target: ptx.header.targets.last().map(|target| target.name.to_owned()),

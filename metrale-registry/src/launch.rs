@@ -17,7 +17,7 @@ use crate::device::DEFAULT_SHARED_BYTES;
 
 /// One launch's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct LaunchSize {
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
     pub(crate) shared_bytes: u32,
@@ -153,11 +153,11 @@ impl core::error::Error for LaunchError {}
 pub(crate) unsafe fn launch(
     driver: &dyn DriverApi,
     function: CUfunction,
-    shape: Shape,
+    size: LaunchSize,
     stream: CUstream,
     params: &mut [*mut c_void],
 ) -> Result<(), DriverError> {
-    let ([gx, gy, gz], [bx, by, bz]) = (shape.grid, shape.block);
+    let ([gx, gy, gz], [bx, by, bz]) = (size.grid, size.block);
     let params = if params.is_empty() { core::ptr::null_mut() } else { params.as_mut_ptr() };
     let extra = core::ptr::null_mut();
     // SAFETY: the caller's promise: one pointer a parameter, each good for that parameter's size, of a kernel that is
@@ -165,7 +165,7 @@ pub(crate) unsafe fn launch(
     unsafe {
         ask!(
             driver,
-            cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shape.shared_bytes, stream, params, extra)
+            cuLaunchKernel(function, gx, gy, gz, bx, by, bz, size.shared_bytes, stream, params, extra)
         )
     }
 }
@@ -259,7 +259,7 @@ pub(crate) fn excess_of(
     driver: &dyn DriverApi,
     facts: &DeviceFacts,
     function: CUfunction,
-    shape: Shape,
+    size: LaunchSize,
     error: DriverError,
 ) -> Option<LaunchExcess> {
     if !matches!(error.status, CUDA_ERROR_INVALID_VALUE | CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES) {
@@ -269,12 +269,12 @@ pub(crate) fn excess_of(
         let mut value = 0;
         // SAFETY: the result pointer is a local.
         let answer = unsafe { ask!(driver, cuDeviceGetAttribute(&mut value, which, facts.device)) };
-        // A driver that does not say, or says nonsense, sets no limit here; its refusal stands all the same.
+        // A driver that does not say, or says nonsense, sets no limit here; its refusal counts anyway.
         answer.ok().and_then(|()| u32::try_from(value).ok()).filter(|&value| value > 0).unwrap_or(otherwise)
     };
     let sides = |of: [CUdevice_attribute; 3]| of.map(|which| of_device(which, u32::MAX));
     use attribute as a;
-    // A kernel's own limit is unknown where its handle is wrong: then the device's stands.
+    // A kernel's own limit is unknown where its handle is wrong: then the device's counts.
     let threads = attribute_of(driver, function, function_attribute::MAX_THREADS_PER_BLOCK)
         .map_or(facts.threads_per_block, |most| most.min(facts.threads_per_block));
     let limits = Limits {
@@ -286,7 +286,7 @@ pub(crate) fn excess_of(
     };
     let fixed_shared = attribute_of(driver, function, function_attribute::SHARED_SIZE_BYTES).unwrap_or(0);
     let registers = attribute_of(driver, function, function_attribute::NUM_REGS).unwrap_or(0);
-    excess(shape, fixed_shared, registers, limits)
+    excess(size, fixed_shared, registers, limits)
 }
 
 /// What device and kernel give.
@@ -299,8 +299,8 @@ struct Limits {
     registers: u32,
 }
 
-fn excess(shape: Shape, fixed_shared: u32, registers: u32, limits: Limits) -> Option<LaunchExcess> {
-    if shape.grid.contains(&0) || shape.block.contains(&0) {
+fn excess(size: LaunchSize, fixed_shared: u32, registers: u32, limits: Limits) -> Option<LaunchExcess> {
+    if size.grid.contains(&0) || size.block.contains(&0) {
         return Some(LaunchExcess::ZeroDimension);
     }
     let too_long = |sides: [u32; 3], limits: [u32; 3]| {
@@ -310,18 +310,18 @@ fn excess(shape: Shape, fixed_shared: u32, registers: u32, limits: Limits) -> Op
             .map(|(axis, (asked, limit))| (axis, asked, limit))
             .next()
     };
-    // All sides may be within bounds and the block still too large; that is told first, for it is what is usually meant.
-    let threads = shape.block.iter().fold(1_u64, |product, &side| product.saturating_mul(u64::from(side)));
+    // All sides may be within bounds and the block still too large; that is told first, because it is what is usually meant.
+    let threads = size.block.iter().fold(1_u64, |product, &side| product.saturating_mul(u64::from(side)));
     if threads > u64::from(limits.threads) {
         return Some(LaunchExcess::Threads { asked: threads, limit: limits.threads });
     }
-    if let Some((axis, asked, limit)) = too_long(shape.block, limits.block) {
+    if let Some((axis, asked, limit)) = too_long(size.block, limits.block) {
         return Some(LaunchExcess::BlockSide { axis, asked, limit });
     }
-    if let Some((axis, asked, limit)) = too_long(shape.grid, limits.grid) {
+    if let Some((axis, asked, limit)) = too_long(size.grid, limits.grid) {
         return Some(LaunchExcess::GridSide { axis, asked, limit });
     }
-    let dynamic = shape.shared_bytes;
+    let dynamic = size.shared_bytes;
     if u64::from(dynamic) + u64::from(fixed_shared) > u64::from(limits.shared_bytes) {
         return Some(LaunchExcess::SharedBytes { dynamic, fixed: fixed_shared, limit: limits.shared_bytes });
     }
@@ -350,7 +350,7 @@ mod tests {
     };
 
     fn of(grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> Option<LaunchExcess> {
-        excess(Shape { grid, block, shared_bytes }, 1024, 32, H200)
+        excess(LaunchSize { grid, block, shared_bytes }, 1024, 32, H200)
     }
 
     #[test]
@@ -375,8 +375,8 @@ mod tests {
     #[test]
     fn registers_are_counted_for_whole_warps() {
         let of = |threads, each| {
-            let shape = Shape { grid: [1; 3], block: [threads, 1, 1], shared_bytes: 0 };
-            excess(shape, 0, each, H200)
+            let size = LaunchSize { grid: [1; 3], block: [threads, 1, 1], shared_bytes: 0 };
+            excess(size, 0, each, H200)
         };
         assert_eq!(of(1024, 64), None);
         assert_eq!(of(1024, 65), Some(LaunchExcess::Registers { threads: 1024, each: 65, limit: 65_536 }));

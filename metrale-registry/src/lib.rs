@@ -12,7 +12,7 @@
 //!
 //! What the driver leaves open is settled here: images are told apart and looked at before the driver sees them (a
 //! fatbin whose sizes point past its data keeps a driver busy for ever), a module that does not load says why in the
-//! compiler's own words, a name that is not there brings the nearest that are, and what cannot be given back at the
+//! compiler's own words, a name that is not there brings the nearest that are, and what cannot be released at the
 //! end is told instead of dropped.
 //!
 //! # What it is not

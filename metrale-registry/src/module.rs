@@ -20,7 +20,7 @@ use crate::image::{Image, ImageNote};
 use crate::nearest::nearest;
 use crate::{CudaHost, RegistryError};
 
-/// Room for each of the compiler's two logs, in bytes.
+/// Capacity of each of the compiler's two logs, in bytes.
 const LOG_BYTES: usize = 16 << 10;
 
 /// What is known of a loaded module.
@@ -259,7 +259,7 @@ mod tests {
         let text = text_of(&log);
         assert!(text.ends_with("\n(cut at 16 KiB)"), "{text}");
         assert!(!text.contains(char::REPLACEMENT_CHARACTER), "a character cut in two goes with its line");
-        // A driver that leaves no room for the NUL is read to the end of the buffer and no further.
+        // A log without a final NUL is read to the end of the buffer and no further.
         log[LOG_BYTES - 1] = b'x';
         assert!(text_of(&log).ends_with("(cut at 16 KiB)"));
     }

@@ -12,7 +12,7 @@ use metrale_driver_sys::{
 
 use crate::error::ReleaseError;
 use crate::image::Image;
-use crate::launch::{Because, LaunchError, Shape, SharedOptIns, excess_of, launch};
+use crate::launch::{Because, LaunchError, LaunchSize, SharedOptIns, excess_of, launch};
 use crate::module::{Module, ModuleInfo};
 use crate::nearest::nearest;
 use crate::teardown::{Resource, Teardown};
@@ -196,15 +196,15 @@ impl MetraleRegistry {
         params: &mut [*mut c_void],
     ) -> Result<(), RegistryError> {
         let driver = self.host.driver();
-        let shape = Shape { grid, block, shared_bytes };
-        let refused = |error| self.launch_error(function, shape, error);
+        let size = LaunchSize { grid, block, shared_bytes };
+        let refused = |error| self.launch_error(function, size, error);
         self.opt_ins.ensure(driver, function, shared_bytes).map_err(refused)?;
         // SAFETY: the caller's promise.
-        let launched = unsafe { launch(driver, function, shape, stream, params) };
+        let launched = unsafe { launch(driver, function, size, stream, params) };
         match launched {
             Ok(()) => Ok(()),
             // SAFETY: the caller's promise; the refused launch queued nothing.
-            Err(error) => unsafe { self.launch_again(function, shape, stream, params, error) },
+            Err(error) => unsafe { self.launch_again(function, size, stream, params, error) },
         }
     }
 
@@ -217,22 +217,22 @@ impl MetraleRegistry {
     unsafe fn launch_again(
         &self,
         function: CUfunction,
-        shape: Shape,
+        size: LaunchSize,
         stream: CUstream,
         params: &mut [*mut c_void],
         error: DriverError,
     ) -> Result<(), RegistryError> {
         let driver = self.host.driver();
-        let refused = |error| self.launch_error(function, shape, error);
+        let refused = |error| self.launch_error(function, size, error);
         if error.status == CUDA_ERROR_INVALID_VALUE
-            && shape.shared_bytes > 0
+            && size.shared_bytes > 0
             && self
                 .opt_ins
-                .raise(driver, function, shape.shared_bytes, Because::Refused)
+                .raise(driver, function, size.shared_bytes, Because::Refused)
                 .is_ok_and(|raised| raised)
         {
             // SAFETY: the caller's promise.
-            return unsafe { launch(driver, function, shape, stream, params) }.map_err(refused);
+            return unsafe { launch(driver, function, size, stream, params) }.map_err(refused);
         }
         Err(refused(error))
     }
@@ -277,11 +277,11 @@ impl MetraleRegistry {
     }
 
     #[cold]
-    fn launch_error(&self, function: CUfunction, shape: Shape, error: DriverError) -> RegistryError {
+    fn launch_error(&self, function: CUfunction, size: LaunchSize, error: DriverError) -> RegistryError {
         let name =
             self.modules.values().find_map(|module| Some((module.info.name, module.name_of(function)?)));
-        let Shape { grid, block, shared_bytes } = shape;
-        let excess = excess_of(self.host.driver(), self.host.facts(), function, shape, error);
+        let LaunchSize { grid, block, shared_bytes } = size;
+        let excess = excess_of(self.host.driver(), self.host.facts(), function, size, error);
         RegistryError::Launch(Box::new(LaunchError {
             function,
             name,

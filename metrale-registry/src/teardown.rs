@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What could not be given back: [`TeardownError`], and where it is told when nobody is there to take it.
+//! What could not be released: [`TeardownError`], and the sink that is told where no caller can get the error.
 
 use core::fmt;
 use std::io::Write as _;
@@ -9,7 +9,7 @@ use metrale_driver_sys::DriverError;
 
 use crate::is_teardown_noop;
 
-/// Takes what a drop could not give back. Called on whichever thread drops the last handle, at most once for each
+/// Is told what a drop could not release. Called on whichever thread drops the last handle, at most once for each
 /// registry or host, with no lock held.
 pub type TeardownSink = Arc<dyn Fn(&TeardownError) + Send + Sync>;
 
@@ -35,20 +35,20 @@ impl fmt::Display for Resource {
     }
 }
 
-/// All that one teardown could not give back, in the order of the attempts. What a context takes with it when it goes
+/// All that one teardown could not release, in the order of the attempts. What a context takes with it when it goes
 /// ([`is_teardown_noop`]) is not among it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TeardownError {
     /// The device it was on.
     pub ordinal: usize,
-    /// What stayed behind, and the driver's answer for each; never empty.
+    /// What was not released, and the driver's answer for each; never empty.
     pub failures: Vec<(Resource, DriverError)>,
 }
 
 impl fmt::Display for TeardownError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "device {}: not given back:", self.ordinal)?;
+        write!(f, "device {}: not released:", self.ordinal)?;
         // After a fault all have the same answer, which is then said once.
         for (index, (resource, error)) in self.failures.iter().enumerate() {
             let separator = if index == 0 { "" } else { "," };
@@ -130,7 +130,7 @@ mod tests {
             .note(Resource::Stream, Err(DriverError { function: DriverFn::cuStreamDestroy_v2, status: 400 }));
         let text = teardown.into_result().unwrap_err().to_string();
         assert!(
-            text.starts_with("device 3: not given back: module \"a\", module \"b\" (cuModuleUnload: "),
+            text.starts_with("device 3: not released: module \"a\", module \"b\" (cuModuleUnload: "),
             "{text}"
         );
         assert!(text.contains(", the stream (cuStreamDestroy_v2: "), "{text}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One host for each driver and device: shared, separate, given back, made anew.
+//! One host for each driver and device: shared, separate, released, made anew.
 
 mod common;
 
@@ -168,7 +168,7 @@ fn a_driver_that_does_not_start_brings_advice() {
 }
 
 #[test]
-fn threads_that_ask_at_once_get_one_host_and_leave_nothing() {
+fn threads_that_ask_concurrently_get_one_host_and_leave_nothing() {
     let driver = h200();
     let trace = Arc::new(TraceDriver::new(driver.clone()));
     const THREADS: usize = 8;

@@ -78,7 +78,7 @@ fn what_a_kernel_declares_itself_counts_towards_the_48_kib() {
 }
 
 #[test]
-fn threads_that_opt_in_at_once_end_with_the_largest() {
+fn threads_that_opt_in_concurrently_end_with_the_largest() {
     let driver = idle();
     let registry = MetraleRegistry::load_with(driver.clone(), 0, &[("m", SCALE)]).unwrap();
     let touch = registry.function("m", "touch_shared").unwrap();

@@ -172,7 +172,7 @@ on_both_drivers! { modules_are_loaded_afresh_at_each_call(driver) {
     assert_eq!(read(&driver, b, 1), [7], "and keeps them when the other goes");
 }}
 
-on_both_drivers! { threads_look_up_at_once_without_binding(driver) {
+on_both_drivers! { threads_look_up_concurrently_without_binding(driver) {
     let registry = MetraleRegistry::load_with(driver, 0, &[("m", STORE)]).unwrap();
     let handles: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8)

@@ -149,7 +149,7 @@ fn check(id: &str) -> Result<(), &'static str> {
 }
 
 #[test]
-fn every_row_is_met_or_does_not_apply() {
+fn every_row_is_fulfilled_or_does_not_apply() {
     let table = include_str!("data/loader_cases.tsv");
     let rows: Vec<&str> = table
         .lines()

@@ -34,7 +34,7 @@ impl Diagonals {
         self.reach[(k + self.bound) as usize] = x;
     }
 
-    /// Where a path of `d` edits that ends on diagonal `k` gets to before it follows equal items.
+    /// Where a path of `d` edits that ends on diagonal `k` gets to before it follows equal elements.
     fn step(&self, k: isize, d: isize) -> isize {
         if d == 0 {
             0
@@ -70,7 +70,7 @@ impl Search {
     }
 
     /// A point of a shortest edit path near its middle, found by walking from both ends at once. Neither
-    /// corner is ever returned, since the first and last items differ and so at least two edits remain.
+    /// corner is ever returned, since the first and last elements differ and so at least two edits remain.
     fn meet(&mut self, a: &[u32], b: &[u32]) -> (usize, usize) {
         let (n, m) = (a.len() as isize, b.len() as isize);
         let delta = n - m;

@@ -148,14 +148,14 @@ struct Seal {
 }
 
 #[derive(Debug)]
-struct State {
+struct AuditState {
     kernels: BTreeMap<Box<str>, BTreeMap<Box<str>, Kernel>>,
     modules: BTreeMap<Box<str>, ModuleRow>,
     declared: BTreeMap<Box<str>, BTreeSet<Box<str>>>,
     seal: Option<Seal>,
 }
 
-impl State {
+impl AuditState {
     fn kernel(&mut self, module: &str, function: &str) -> &mut Kernel {
         slot(slot(&mut self.kernels, module, BTreeMap::new), function, Kernel::new)
     }
@@ -176,7 +176,7 @@ fn slot<'m, V>(map: &'m mut BTreeMap<Box<str>, V>, key: &str, make: impl FnOnce(
 /// The table of lookups, modules and the seal.
 #[derive(Debug)]
 pub struct KernelAudit {
-    state: Mutex<State>,
+    state: Mutex<AuditState>,
 }
 
 impl Default for KernelAudit {
@@ -189,7 +189,7 @@ impl KernelAudit {
     /// An empty, open audit.
     pub const fn new() -> Self {
         Self {
-            state: Mutex::new(State {
+            state: Mutex::new(AuditState {
                 kernels: BTreeMap::new(),
                 modules: BTreeMap::new(),
                 declared: BTreeMap::new(),
@@ -324,7 +324,7 @@ impl KernelAudit {
         }
     }
 
-    /// Forgets lookups and modules, and opens the seal. [`KernelUsage`] handles given out before go on
+    /// Forgets lookups and modules, and opens the seal. [`KernelUsage`] handles returned before go on
     /// working and are no longer listed.
     pub fn reset(&self) {
         let mut state = self.state.lock();

@@ -260,7 +260,7 @@ impl Default for LaunchTrace {
 }
 
 impl LaunchTrace {
-    /// Empty and off, with room for [`DEFAULT_LIMIT`] launches.
+    /// Empty and off, with a limit of [`DEFAULT_LIMIT`] launches.
     pub const fn new() -> Self {
         let trace = Trace { launches: Vec::new(), dropped: 0 };
         Self { on: AtomicBool::new(false), kept: Mutex::new(Kept { trace, limit: DEFAULT_LIMIT }) }
@@ -299,7 +299,7 @@ impl LaunchTrace {
         drop(self.take());
     }
 
-    /// Records a launch. `launch` is called only while the trace is on and has room.
+    /// Records a launch. `launch` is called only while the trace is on and below its limit.
     #[inline]
     pub fn record(&self, launch: impl FnOnce() -> Launch) {
         if self.is_on() {
@@ -352,7 +352,7 @@ mod tests {
         trace.set_limit(1);
         trace.start();
         trace.record(|| Launch::new(LaunchKind::Kernel, "a"));
-        trace.record(|| panic!("built without room"));
+        trace.record(|| panic!("built beyond the limit"));
         let got = trace.stop();
         assert_eq!((got.launches.len(), got.dropped), (1, 1));
         assert!(got.to_string().ends_with("and 1 more beyond the limit\n"));

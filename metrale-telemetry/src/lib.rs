@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a run did with the GPU, written down without a driver: which kernels were looked up and
+//! What a run did with the GPU, recorded without a driver: which kernels were looked up and
 //! from where, how often the host waited, what one step launched and how the next step differs.
 //!
 //! ```text

@@ -85,7 +85,7 @@ impl SpanTotals {
     }
 }
 
-/// A span that found no room, with its handle back.
+/// A span beyond the limit, with its handle for the caller to destroy.
 #[derive(Debug, PartialEq, Eq)]
 pub struct SpanFull<H>(pub H);
 
@@ -115,10 +115,10 @@ struct Pending<H> {
     handle: H,
 }
 
-/// Spans recorded and not yet read, in lanes. A lane is whatever finishes in order, so a stream: the first
-/// unfinished span of a lane ends the asking there, and a harvest costs one question a lane when nothing is done.
+/// Spans recorded and not yet read, in queues. A queue is whatever finishes in order, usually a stream: a harvest asks
+/// about the spans of a queue up to the first unfinished one, so it asks once a queue where nothing is done.
 pub struct PendingSpans<H> {
-    lanes: BTreeMap<u64, VecDeque<Pending<H>>>,
+    queues: BTreeMap<u64, VecDeque<Pending<H>>>,
     pending: usize,
     limit: usize,
     refused: u64,
@@ -127,7 +127,7 @@ pub struct PendingSpans<H> {
 impl<H> fmt::Debug for PendingSpans<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PendingSpans")
-            .field("lanes", &self.lanes.len())
+            .field("queues", &self.queues.len())
             .field("pending", &self.pending)
             .field("limit", &self.limit)
             .field("refused", &self.refused)
@@ -136,21 +136,21 @@ impl<H> fmt::Debug for PendingSpans<H> {
 }
 
 impl<H> PendingSpans<H> {
-    /// Room for `limit` spans.
+    /// Holds up to `limit` spans.
     pub const fn with_limit(limit: usize) -> Self {
-        Self { lanes: BTreeMap::new(), pending: 0, limit, refused: 0 }
+        Self { queues: BTreeMap::new(), pending: 0, limit, refused: 0 }
     }
 
     /// Keeps a span whose events are both recorded.
     ///
     /// # Errors
     /// [`SpanFull`] with the handle when `limit` spans wait already; it is counted in [`refused`](Self::refused).
-    pub fn push(&mut self, lane: u64, name: Arc<str>, handle: H) -> Result<(), SpanFull<H>> {
+    pub fn push(&mut self, queue: u64, name: Arc<str>, handle: H) -> Result<(), SpanFull<H>> {
         if self.pending >= self.limit {
             self.refused += 1;
             return Err(SpanFull(handle));
         }
-        self.lanes.entry(lane).or_default().push_back(Pending { name, handle });
+        self.queues.entry(queue).or_default().push_back(Pending { name, handle });
         self.pending += 1;
         Ok(())
     }
@@ -165,8 +165,8 @@ impl<H> PendingSpans<H> {
         mut elapsed_ms: impl FnMut(&H) -> Result<f32, E>,
     ) -> Harvest<H, E> {
         let mut harvest = Harvest { read: 0, invalid: 0, handles: Vec::new(), failed: Vec::new() };
-        for lane in self.lanes.values_mut() {
-            while let Some(next) = lane.front() {
+        for queue in self.queues.values_mut() {
+            while let Some(next) = queue.front() {
                 let answer = match is_done(&next.handle) {
                     Ok(false) => break,
                     Ok(true) => elapsed_ms(&next.handle),
@@ -180,13 +180,13 @@ impl<H> PendingSpans<H> {
                     Ok(None) => harvest.invalid += 1,
                     Err(error) => harvest.failed.push((next.name.clone(), error)),
                 }
-                if let Some(done) = lane.pop_front() {
+                if let Some(done) = queue.pop_front() {
                     self.pending -= 1;
                     harvest.handles.push(done.handle);
                 }
             }
         }
-        self.lanes.retain(|_, lane| !lane.is_empty());
+        self.queues.retain(|_, queue| !queue.is_empty());
         harvest
     }
 
@@ -200,15 +200,15 @@ impl<H> PendingSpans<H> {
         self.pending == 0
     }
 
-    /// Spans that found no room so far.
+    /// Spans refused so far because of the limit.
     pub fn refused(&self) -> u64 {
         self.refused
     }
 
-    /// Takes every waiting handle out unread, to destroy them at teardown or when a lane's stream goes away.
+    /// Removes every waiting handle unread, to destroy them at teardown or before a stream is destroyed.
     pub fn drain(&mut self) -> Vec<H> {
         self.pending = 0;
-        std::mem::take(&mut self.lanes).into_values().flatten().map(|pending| pending.handle).collect()
+        std::mem::take(&mut self.queues).into_values().flatten().map(|pending| pending.handle).collect()
     }
 }
 
@@ -228,12 +228,12 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_done_is_read_and_a_lane_is_asked_no_further() {
+    fn only_what_is_done_is_read_and_a_queue_is_asked_no_further() {
         let totals = SpanTotals::new();
         let mut spans = PendingSpans::with_limit(10);
-        // Lane 1: done, not done, done (but behind one that is not). Lane 2: done.
-        for (lane, handle) in [(1, 10), (1, 21), (1, 12), (2, 14)] {
-            spans.push(lane, name("mlp"), handle).unwrap();
+        // Queue 1: done, not done, done (but after one that is not). Queue 2: done.
+        for (queue, handle) in [(1, 10), (1, 21), (1, 12), (2, 14)] {
+            spans.push(queue, name("mlp"), handle).unwrap();
         }
         let asked = Cell::new(0);
         let harvest = spans.harvest::<Infallible>(

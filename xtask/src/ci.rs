@@ -12,7 +12,7 @@ use cargo_metadata::{Metadata, Package};
 
 use crate::cargo::{answers, cargo, metadata, output, published, root, run as run_command};
 use crate::tidy::direction::{DRIVERS, PURE};
-use crate::{features, outside, ptx, readme, tidy};
+use crate::{commits, features, outside, ptx, readme, tidy};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -41,10 +41,11 @@ struct Job {
 }
 
 /// In this order what one job builds serves the next. `scale` is the first to build: it changes a variable that a build
-/// script reads, so anywhere else what stands before it would be built twice.
+/// script reads, so anywhere else what comes before it would be built twice.
 const JOBS: [Job; 17] = [
     Job { name: "fmt", what: "sources are formatted", run: fmt },
     Job { name: "tidy", what: "headers, words, directions, reasons", run: |_| passed(tidy::run()) },
+    Job { name: "commits", what: "subjects and bodies of new commits", run: |_| commits::check() },
     Job { name: "direction", what: "cargo tree of the pure crates shows no driver", run: direction },
     Job { name: "ptx", what: "committed PTX is what its source gives", run: |_| ptx::check() },
     Job {
@@ -60,11 +61,6 @@ const JOBS: [Job; 17] = [
     Job { name: "package", what: "each crate builds from what would be published", run: package },
     Job { name: "load", what: "the README's first command", run: |_| passed(readme::run_with_its_sample()) },
     Job { name: "bare", what: "tests of the backend without its features", run: bare },
-    Job {
-        name: "loom",
-        what: "small models of the ledger's threads and of its lock, in every interleaving",
-        run: loom,
-    },
     Job {
         name: "models",
         what: "10,000 random cases of ledger and placement against naive models",
@@ -201,18 +197,7 @@ fn bare(_: &Metadata) -> Result<Outcome> {
     passed(run_command(&mut cargo(test)))
 }
 
-/// In a target folder of its own: all is built with another flag, which would have the jobs around it build anew.
-fn loom(metadata: &Metadata) -> Result<Outcome> {
-    let flags = env::var("RUSTFLAGS").unwrap_or_default();
-    let test = ["test", "-p", "metrale-ledger", "-p", "metrale-lock", "--lib", "--release", "models"];
-    passed(run_command(
-        cargo(test)
-            .env("RUSTFLAGS", format!("{flags} --cfg loom").trim_start())
-            .env("CARGO_TARGET_DIR", metadata.target_directory.join("loom")),
-    ))
-}
-
-/// Optimized, for a case takes milliseconds otherwise.
+/// Optimized, because a case takes milliseconds otherwise.
 fn models(_: &Metadata) -> Result<Outcome> {
     let test = [
         "test",
@@ -262,11 +247,11 @@ fn outside_crate(metadata: &Metadata) -> Result<Outcome> {
 fn package(metadata: &Metadata) -> Result<Outcome> {
     // Crates that need others of ours are verified against unpacked copies of those, which cargo keeps under their version
     // and would take again although the sources have changed since.
-    let home = env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| {
+    let cargo_folder = env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| {
         Some(PathBuf::from(env::var_os("HOME").or_else(|| env::var_os("USERPROFILE"))?).join(".cargo"))
     });
-    if let Some(home) = home {
-        forget_unpacked(&home.join("registry").join("src"), &published(metadata))?;
+    if let Some(folder) = cargo_folder {
+        forget_unpacked(&folder.join("registry").join("src"), &published(metadata))?;
     }
     let mut command = cargo(["package", "--quiet", "--offline", "--allow-dirty"]);
     for package in published(metadata) {

@@ -92,7 +92,7 @@ fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
-/// What the build gave that matters here.
+/// What matters here of what the build made.
 struct Built {
     programs: Vec<Program>,
     metrale: PathBuf,

@@ -7,6 +7,7 @@ mod bench;
 mod bundle;
 mod cargo;
 mod ci;
+mod commits;
 mod features;
 mod gpu_test;
 mod outside;

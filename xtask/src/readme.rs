@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The commands that the README tells a newcomer to type, run as they stand there.
+//! The commands that the README tells a newcomer to type, run as they are there.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::cargo::{root, run as run_command};
 
-/// Runs the README's set-up command number `which`, as it stands there.
+/// Runs the README's set-up command number `which`, as it is there.
 pub(crate) fn run(which: usize) -> Result<()> {
     let text = fs::read_to_string(root().join("README.md")).context("reading README.md")?;
     let commands = commands(&text);

@@ -14,7 +14,7 @@ use crate::moment::Moment;
 use crate::render::failure::{Failed, Input};
 use crate::render::load::{LoadReport, ModelNames, Shortage};
 use crate::snapshot_file::SnapshotFile;
-use crate::{Console, Exit, answered, concluded, host_room, outputs};
+use crate::{Console, Exit, answered, concluded, host_memory, outputs};
 
 /// Runs the command.
 pub fn run(args: &LoadArgs, console: &mut Console<'_>) -> Exit {
@@ -76,11 +76,11 @@ fn load(args: &LoadArgs, input: &ModelInput, console: &mut Console<'_>) -> anyho
     let snapshot = args.snapshot.as_deref().map(SnapshotFile::create).transpose()?;
     let backend = args.target.open(console)?;
     if !input.files().is_empty() {
-        host_room::check(&backend, input.total_bytes())?;
+        host_memory::check(&backend, input.total_bytes())?;
     }
     let mut held = Held::default();
     let measured = measure(args, input, &backend, &mut held, snapshot, console);
-    let swept = held.give_back(&backend);
+    let swept = held.free_all(&backend);
     // The first error is the one that counts; what follows from it may fail too.
     let report = measured?;
     Ok(report.swept(swept?))
@@ -142,7 +142,7 @@ struct Held<'input> {
 
 impl Held<'_> {
     /// Frees what was loaded; the sweep after it finds nothing, or the loader lost an owner. Returns what it found.
-    fn give_back(self, backend: &MetraleCudaBackend) -> anyhow::Result<usize> {
+    fn free_all(self, backend: &MetraleCudaBackend) -> anyhow::Result<usize> {
         match self.arena {
             Some(arena) => arena.free()?,
             None => {
@@ -185,7 +185,7 @@ fn fill<'input>(
         let bytes = usize::try_from(tensor.bytes).with_context(about)?;
         let _scope = backend.scope(&scope_of(&tensor.name));
         let at = match &held.arena {
-            Some(arena) => arena.take(&label_text(&tensor.name), bytes),
+            Some(arena) => arena.alloc(&label_text(&tensor.name), bytes),
             None => backend.alloc(bytes),
         };
         let at = at.with_context(about)?;

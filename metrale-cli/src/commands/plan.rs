@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `metrale plan`: what a model or a recorded log will take, by the driver's packing rule, before anything is allocated.
+//! `metrale plan`: what a model or a recorded log will take, by the rules of CUDA's allocators, before anything is allocated.
 
 use std::path::Path;
 
-use metrale_ledger::plan::{Plan, Step};
+use metrale_ledger::plan::{Allocator, Plan, Step};
 use metrale_ledger::trace::Follow;
 
 use crate::allocation_log::{AllocationLog, LogError, is_log};
-use crate::args::PlanArgs;
+use crate::args::{PlanArgs, When};
 use crate::commands::load::asked_for;
 use crate::model::{ModelInput, ShownPath, scope_of};
 use crate::per_op::PerOp;
@@ -17,7 +17,7 @@ use crate::render::plan::{Fit, PlanReport};
 use crate::render::still_live::LiveAllocation;
 use crate::{Console, Exit, concluded, outputs};
 
-/// The device whose packing rule plans go by.
+/// The device whose rules plans go by.
 const MEASURED_ON: &str = "H200";
 
 /// Whether that is what a device's name says; a GH200 is another.
@@ -58,7 +58,7 @@ fn plan(args: &PlanArgs, console: &mut Console<'_>) -> anyhow::Result<PlanReport
             let (name, bytes) = device.free()?;
             if !is_measured(&name) {
                 console.remark(format_args!(
-                    "note: the plan is by the packing rule of an {MEASURED_ON}; that of {name} was not measured"
+                    "note: the plan is by the rules of an {MEASURED_ON}; what {name} does was not measured"
                 ));
             }
             Some(Fit { into: format!("what {name} has free"), bytes })
@@ -67,42 +67,41 @@ fn plan(args: &PlanArgs, console: &mut Console<'_>) -> anyhow::Result<PlanReport
     };
     let orders = planned.plan.orders()?;
     Ok(PlanReport::new(planned.title, &planned.plan.summary(), orders, fit)
+        .planned_for(planned.plan.allocator(), args)
         .listing(args.top)
-        .of_log(planned.of_log)
-        .at_lines(planned.live.line, planned.resident.line))
+        .of_log(planned.of_log))
 }
 
 /// What was planned, and under which name.
 struct Planned {
     title: String,
     plan: Plan,
-    /// What only a log has, and what made its peaks.
+    /// What only a log has.
     of_log: Option<OfLog>,
-    live: Highest,
-    resident: Highest,
 }
 
 /// Plans a model as it is loaded: every tensor that has bytes, in the input's order, under its scope.
 fn plan_model(input: &ModelInput, args: &PlanArgs) -> anyhow::Result<Planned> {
-    let mut table = table(args)?;
-    let mut plan = Plan::h200();
+    let mut plan = args.plan(Allocator::Driver);
+    let mut table = Table::create(args, &plan)?;
     for (tensor, id) in input.tensors().iter().filter(|tensor| tensor.bytes > 0).zip(0..) {
         let step = plan.alloc(id, tensor.bytes, Some(&scope_of(&tensor.name)))?;
-        write(&mut table, step)?;
+        table.row(step, &plan)?;
     }
-    finish(table)?;
-    let (live, resident) = (Highest::default(), Highest::default());
-    Ok(Planned { title: input.title().to_owned(), plan, of_log: None, live, resident })
+    table.finish()?;
+    Ok(Planned { title: input.title().to_owned(), plan, of_log: None })
 }
 
 /// Plans a log, row by row, and says what was odd about it.
 fn plan_log(path: &Path, args: &PlanArgs, console: &mut Console<'_>) -> anyhow::Result<Planned> {
     let mut log = AllocationLog::open(path, args.lenient)?;
     outputs::check(&[("--per-op", args.per_op.as_deref())], [path])?;
-    let mut table = table(args)?;
-    let mut follow = Follow::new();
-    let (mut live, mut resident) = (Highest::default(), Highest::default());
-    while let Some(row) = log.next_row()? {
+    // The header, which may say that the log is a pool's, is read with the first row.
+    let mut next = log.next_row()?;
+    let recorded_from = if log.is_of_pool() { Allocator::Pool } else { Allocator::Driver };
+    let mut follow = Follow::through(args.plan(recorded_from));
+    let mut table = Table::create(args, follow.plan())?;
+    while let Some(row) = next {
         let step = match follow.row(&row) {
             Ok(followed) => {
                 if let Some(finding) = &followed.finding {
@@ -121,12 +120,19 @@ fn plan_log(path: &Path, args: &PlanArgs, console: &mut Console<'_>) -> anyhow::
                 }
             }
         };
-        live.see(step.live_bytes, row.line);
-        resident.see(step.resident_bytes, row.line);
-        write(&mut table, step)?;
+        table.row(step, follow.plan())?;
+        next = log.next_row()?;
     }
-    let mut of_log = OfLog::new(&follow.totals(), log.into_notes()?);
-    finish(table)?;
+    let totals = follow.totals();
+    let mut notes = log.into_notes()?;
+    if totals.synchronizes > 0
+        && args.synchronize == When::Each
+        && follow.plan().allocator() == Allocator::Pool
+    {
+        notes.has_synchronize_rows_unused = true;
+    }
+    let mut of_log = OfLog::new(&totals, notes);
+    table.finish()?;
     for remark in &of_log.remarks {
         console.remark(remark);
     }
@@ -135,38 +141,37 @@ fn plan_log(path: &Path, args: &PlanArgs, console: &mut Console<'_>) -> anyhow::
         .map(|row| LiveAllocation { address: row.pointer, bytes: row.bytes, line: row.line })
         .collect();
     let (title, plan) = (ShownPath(path).to_string(), follow.into_plan());
-    Ok(Planned { title, plan, of_log: Some(of_log), live, resident })
+    Ok(Planned { title, plan, of_log: Some(of_log) })
 }
 
-/// The highest figure so far, and the line of the log that made it.
-#[derive(Default)]
-struct Highest {
-    bytes: u64,
-    line: Option<u64>,
-}
+/// The table of `--per-op`, where one was asked for.
+struct Table(Option<PerOp>);
 
-impl Highest {
-    fn see(&mut self, bytes: u64, line: u64) {
-        if bytes > self.bytes {
-            *self = Self { bytes, line: Some(line) };
+impl Table {
+    fn create(args: &PlanArgs, plan: &Plan) -> anyhow::Result<Self> {
+        let columns = match plan.allocator() {
+            Allocator::Pool => "op,live_bytes,resident_bytes,used_bytes,reserved_bytes",
+            _ => "op,live_bytes,resident_bytes",
+        };
+        Ok(Self(args.per_op.as_deref().map(|path| PerOp::create(path, columns)).transpose()?))
+    }
+
+    fn row(&mut self, step: Step, plan: &Plan) -> anyhow::Result<()> {
+        let Some(table) = &mut self.0 else { return Ok(()) };
+        let Step { operation, live_bytes, resident_bytes } = step;
+        match plan.allocator() {
+            Allocator::Pool => {
+                let (used_bytes, reserved_bytes) = (plan.pool_used_bytes(), plan.pool_reserved_bytes());
+                table.row([operation, live_bytes, resident_bytes, used_bytes, reserved_bytes])?;
+            }
+            _ => table.row([operation, live_bytes, resident_bytes])?,
         }
+        Ok(())
     }
-}
 
-fn table(args: &PlanArgs) -> anyhow::Result<Option<PerOp>> {
-    let create = |path: &_| PerOp::create(path, "op,live_bytes,resident_bytes");
-    Ok(args.per_op.as_deref().map(create).transpose()?)
-}
-
-fn write(table: &mut Option<PerOp>, step: Step) -> anyhow::Result<()> {
-    if let Some(table) = table {
-        table.row([step.operation, step.live_bytes, step.resident_bytes])?;
+    fn finish(self) -> anyhow::Result<()> {
+        Ok(self.0.map_or(Ok(()), PerOp::finish)?)
     }
-    Ok(())
-}
-
-fn finish(table: Option<PerOp>) -> anyhow::Result<()> {
-    Ok(table.map_or(Ok(()), PerOp::finish)?)
 }
 
 #[cfg(test)]

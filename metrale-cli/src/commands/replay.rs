@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `metrale replay`: a recorded log's operations through the backend, as fast as it can, and the account of what they took.
+//! `metrale replay`: a recorded log's operations through the backend, as fast as possible, and what they took.
 
 use std::time::Instant;
 
 use anyhow::Context;
 use metrale_cuda_backend::{DevicePtr, MetraleCudaBackend, ScopeGuard};
+use metrale_ledger::LedgerProbe;
 
 use crate::args::ReplayArgs;
 use crate::model::ShownPath;
@@ -53,7 +54,7 @@ fn replay(args: &ReplayArgs, console: &mut Console<'_>) -> anyhow::Result<Replay
     let backend = args.target.open(console)?;
     let mut held = vec![DevicePtr::NULL; script.places];
     let measured = measure(args, &script, of_log, &backend, &mut held, files, console);
-    let swept = give_back(&backend, &held);
+    let swept = free_all(&backend, &held);
     // The first error is the one that counts; what follows from it may fail too.
     let report = measured?;
     Ok(report.swept(swept?))
@@ -79,18 +80,20 @@ fn measure(
 ) -> anyhow::Result<ReplayReport> {
     let baseline_free_bytes = backend.memory_info()?.free_bytes;
     let Files { table, end: end_file, peak: peak_file } = files;
-    let mut run = Run { backend, held, scope: None, table, baseline_free_bytes, done: Replayed::default() };
+    let probe = backend.ledger_probe();
+    let done = Replayed::default();
+    let mut run = Run { backend, probe, held, scope: None, table, baseline_free_bytes, done };
 
     let start = Instant::now();
     let shortage = Shortage::of(run.all(script, console))?;
     let seconds = start.elapsed().as_secs_f64();
 
-    let Run { table, scope, done, .. } = run;
+    let Run { table, scope, done, probe, .. } = run;
     drop(scope);
     let has_table = table.is_some();
     table.map_or(Ok(()), PerOp::finish)?;
     let end = Moment::of(backend, baseline_free_bytes)?;
-    let peak = backend.ledger_probe().peak_snapshot();
+    let peak = probe.peak_snapshot();
     for (file, snapshot) in [(end_file, &end.snapshot), (peak_file, &peak)] {
         file.map_or(Ok(()), |file| file.write(snapshot))?;
     }
@@ -104,6 +107,7 @@ fn measure(
 /// A replay under way.
 struct Run<'a> {
     backend: &'a MetraleCudaBackend,
+    probe: LedgerProbe,
     /// What is live, by place.
     held: &'a mut [DevicePtr],
     /// The scope of the last label: neighbouring rows are often of one.
@@ -138,22 +142,24 @@ impl Run<'_> {
             Act::Allocate { place, bytes, label } => self.allocate(place, bytes, label, line, labels)?,
             Act::Displace { place, bytes, label } => {
                 self.free(place, line)?;
-                self.done.made_way = true;
+                self.done.displaced = true;
                 self.allocate(place, bytes, label, line, labels)?;
-                self.done.made_way = false;
+                self.done.displaced = false;
             }
         }
         let number = self.done.operations;
         self.done.operations += 1;
         self.done.last_line = Some(line);
-        let live_bytes = self.backend.live_bytes();
-        if live_bytes > self.done.peak_bytes {
-            self.done.peak_bytes = live_bytes;
+        // The ledger has the peak. Here it is only noted which operation raised it.
+        let peak_bytes = self.probe.peak_bytes();
+        if peak_bytes > self.done.peak_bytes {
+            self.done.peak_bytes = peak_bytes;
             self.done.peak = Some((number, line));
         }
         if let Some(table) = &mut self.table {
-            let (resident_bytes, free) =
-                (self.backend.resident_bytes() as u64, self.backend.memory_info()?.free_bytes);
+            let (live_bytes, resident_bytes) =
+                (self.backend.live_bytes(), self.backend.resident_bytes() as u64);
+            let free = self.backend.memory_info()?.free_bytes;
             table.row([number, live_bytes as u64, resident_bytes, free])?;
             let is_explained = self.baseline_free_bytes.checked_sub(free) == Some(resident_bytes);
             self.done.unexplained_rows += u64::from(!is_explained);
@@ -184,14 +190,14 @@ impl Run<'_> {
     }
 
     fn free(&mut self, place: usize, line: u64) -> anyhow::Result<()> {
-        // Taken out first, so that nothing is freed twice where the driver refuses.
+        // Removed first, so that nothing is freed twice where the driver refuses.
         let at = std::mem::take(&mut self.held[place]);
         self.backend.free(at).with_context(|| format!("line {line}: freeing"))
     }
 }
 
 /// Frees what the log left; the sweep after it finds nothing, or an owner was lost. Returns what it found.
-fn give_back(backend: &MetraleCudaBackend, held: &[DevicePtr]) -> anyhow::Result<usize> {
+fn free_all(backend: &MetraleCudaBackend, held: &[DevicePtr]) -> anyhow::Result<usize> {
     for &at in held {
         backend.free(at)?;
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Models known by name: tensor names and shapes without data, embedded in the program.
+//! The catalogue: tensor names and shapes of well-known models, without data, embedded in the program.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -15,7 +15,7 @@ pub const CATALOGUE_DTYPE: Dtype = Dtype::BF16;
 
 const EMBEDDED: &[u8] = include_bytes!("../../data/models.json.gz");
 
-/// Why a name gives no model.
+/// Why there is no model of a name.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CatalogueError {
@@ -97,7 +97,7 @@ impl Catalogue {
 
     /// The known name most like `name`, where one is like it at all.
     fn nearest(&self, name: &str) -> Option<&str> {
-        // The similarity is quadratic in the length; nobody means a known name by a page of text.
+        // The similarity is quadratic in the length, and a page of text is no misspelt name.
         let name: String = name.chars().take(64).flat_map(char::to_lowercase).collect();
         let likeness = |known: &str| strsim::jaro_winkler(&name, known);
         self.names()

@@ -17,7 +17,7 @@ const CONVERT: &str =
 const UNPACK: &str = "unpack it and give the .safetensors files in it";
 const DOWNLOAD: &str = "the download failed: fetch the file again";
 
-/// First bytes and what they stand for. Longer marks come before shorter ones that begin alike.
+/// First bytes of a file and what they mean. Longer ones come before shorter ones that begin alike.
 const MARKS: &[(&[u8], &str, &str)] = &[
     (b"version https://git-lfs.github.com/spec/", "a Git LFS pointer", "run git lfs pull"),
     (b"GGUF", "a GGUF file", "give the safetensors release of the model"),

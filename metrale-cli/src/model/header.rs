@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A safetensors header as it is written: every entry in order, names that stand twice and unknown fields too.
+//! A safetensors header as it is written: every entry in order, duplicate names and unknown fields included.
 
 use std::collections::HashMap;
 use std::fmt;

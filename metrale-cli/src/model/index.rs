@@ -15,7 +15,8 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::mapped;
-use super::safetensors::{SafetensorsError, SafetensorsFile};
+use super::safetensors::SafetensorsFile;
+use super::safetensors_error::SafetensorsError;
 use super::shown::{Shown, ShownPath, some_names};
 use super::tensor::TensorSpec;
 
@@ -109,7 +110,7 @@ impl Sharded {
             let file = SafetensorsFile::open(&folder.join(shard), sharded.files.len())
                 .map_err(|problem| IndexError::Shard { shard: shard.to_owned(), problem })?;
             data_bytes = data_bytes.saturating_add(file.tensors().iter().map(|tensor| tensor.bytes).sum());
-            sharded.take(shard, wanted, &file)?;
+            sharded.add(shard, wanted, &file)?;
             sharded.files.push(file);
         }
         if let Some(total) = &index.total_size
@@ -123,8 +124,8 @@ impl Sharded {
         Ok(sharded)
     }
 
-    /// Takes the tensors that are mapped to this shard.
-    fn take(
+    /// Adds the tensors that are mapped to this shard.
+    fn add(
         &mut self,
         shard: &str,
         wanted: &BTreeSet<&str>,
@@ -260,7 +261,7 @@ impl<'de> Visitor<'de> for IndexVisitor {
     }
 }
 
-/// Name and shard, in order, names that stand twice too.
+/// Name and shard, in order, duplicate names included.
 struct WeightMap(Vec<(String, String)>);
 
 impl<'de> Deserialize<'de> for WeightMap {

@@ -71,9 +71,9 @@ pub(super) fn map(path: &Path) -> Result<Mapped, MapError> {
         return Err(MapError::Empty);
     }
     let file = File::open(path).map_err(MapError::Unreadable)?;
-    // SAFETY: the map is read-only and lives in `Mmap`, which unmaps it when dropped. That nobody truncates or
-    // rewrites the file meanwhile is the one thing no program can enforce: the documentation of `ModelInput` asks
-    // it of the user, and every reader of weights by map stands on it.
+    // SAFETY: the map is read-only and lives in `Mmap`, which unmaps it when dropped. No program can
+    // prevent that somebody truncates or rewrites the file meanwhile: the documentation of `ModelInput` asks the user not to,
+    // as every reader of mapped weights must.
     let map = unsafe { Mmap::map(&file) }.map_err(MapError::Unreadable)?;
     // The file may have shrunk between the question and the map.
     if map.is_empty() { Err(MapError::Empty) } else { Ok(Mapped { file, map }) }

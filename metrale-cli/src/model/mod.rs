@@ -13,6 +13,7 @@ mod header;
 mod index;
 mod mapped;
 mod safetensors;
+mod safetensors_error;
 mod scope;
 mod shown;
 mod tensor;
@@ -27,7 +28,8 @@ pub use self::catalogue::{CATALOGUE_DTYPE, Catalogue, CatalogueError};
 pub use self::foreign::Foreign;
 pub use self::index::IndexError;
 pub use self::mapped::MapError;
-pub use self::safetensors::{HEADER_LIMIT_BYTES, SafetensorsError, SafetensorsFile};
+pub use self::safetensors::{HEADER_LIMIT_BYTES, SafetensorsFile};
+pub use self::safetensors_error::SafetensorsError;
 pub(crate) use self::scope::label_text;
 pub use self::scope::{UNNAMED, scope_of};
 pub use self::shown::{Shown, ShownPath};
@@ -92,7 +94,7 @@ impl InputError {
     }
 }
 
-/// Something about an input that was accepted and should be said.
+/// Something odd about an input that was accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Remark {
     /// Probably a mistake.
@@ -112,8 +114,9 @@ impl fmt::Display for Remark {
 
 /// A model's tensors, in the order in which they are to be loaded, and their bytes where there are any.
 ///
-/// Files stay mapped as long as this lives: they must not be truncated or rewritten meanwhile, or reading them ends
-/// the process (`SIGBUS`) or gives other bytes. [`check_whole`](Self::check_whole) catches all but the moment of reading. Opening reads the headers only, whatever the files' size.
+/// Files stay mapped while this value exists. They must not be truncated or rewritten meanwhile: reading them would end the
+/// process (`SIGBUS`) or give other bytes. [`check_whole`](Self::check_whole) finds a truncation before a read, but not one
+/// during it. Opening reads only the headers, whatever the files' size.
 #[derive(Debug)]
 pub struct ModelInput {
     title: String,
@@ -125,7 +128,7 @@ pub struct ModelInput {
 impl ModelInput {
     /// Opens files (several in the order given, an index alone) or the catalogue's `model`.
     ///
-    /// What a path is, its bytes decide and not its name.
+    /// The bytes of a file decide what it is, not its name.
     ///
     /// # Errors
     /// [`InputError`]: each names the file, what is wrong with it and what to do.
@@ -166,7 +169,7 @@ impl ModelInput {
         given.iter().map(PathBuf::as_path).chain(self.files.iter().map(SafetensorsFile::path))
     }
 
-    /// What should be said about the input.
+    /// What is odd about the input.
     pub fn remarks(&self) -> &[Remark] {
         &self.remarks
     }
@@ -219,7 +222,7 @@ impl ModelInput {
         if !foreign::is_json_text(&map[..map.len().min(64)]) {
             let file = SafetensorsFile::from_map(path, map, 0).map_err(file_error)?;
             let mut input = Self { title, files: Vec::new(), tensors: Vec::new(), remarks: Vec::new() };
-            input.take(file);
+            input.add(file);
             return Ok(input);
         }
         if !alone {
@@ -237,12 +240,12 @@ impl ModelInput {
             SafetensorsError::JsonText => InputError::IndexNotAlone(path.to_owned()),
             problem => InputError::File { path: path.to_owned(), problem },
         })?;
-        self.take(file);
+        self.add(file);
         self.title = format!("{} files", self.files.len());
         Ok(())
     }
 
-    fn take(&mut self, file: SafetensorsFile) {
+    fn add(&mut self, file: SafetensorsFile) {
         self.tensors.extend(file.tensors().iter().cloned());
         self.remarks.extend(notes(&file));
         self.files.push(file);
@@ -274,10 +277,10 @@ impl ModelInput {
 /// What a gzip file begins with.
 const GZIP: &[u8] = b"\x1f\x8b";
 
-/// Whether a file that begins with `head` is to be taken for a model (or for what is mistaken for one) and not for a table in
+/// Whether a file that begins with `head` is read as a model (or as something that is mistaken for one) and not as a table in
 /// text, compressed or not.
 pub(crate) fn is_model(head: &[u8], path: &Path) -> bool {
-    // Whatever it holds, who names a file so means a table.
+    // A file with such a name is meant as a table, whatever it holds.
     const TABLES: [&str; 3] = ["csv", "tsv", "log"];
     if path.extension().is_some_and(|name| TABLES.iter().any(|table| name.eq_ignore_ascii_case(table))) {
         return false;
@@ -287,12 +290,12 @@ pub(crate) fn is_model(head: &[u8], path: &Path) -> bool {
     }
     // Only text has no control characters but line breaks and tabs.
     let is_text = !head.iter().any(|&b| b < b' ' && !matches!(b, b'\t' | b'\n' | b'\r'));
-    // An index is an object; a bracket begins many a line of other programs' output, in which a log may stand.
+    // An index is an object. A bracket begins many lines of other programs' output, among which there may be a log.
     let is_object = foreign::is_json_text(head) && !head.trim_ascii_start().starts_with(b"[");
     !head.starts_with(GZIP) && (!is_text || is_object) || is_no_table(head, path).is_some()
 }
 
-/// What a file is that begins with `head` and holds no table in text, compressed by gzip or not; none where it may be one.
+/// What a file is that begins with `head`, if it cannot be a table in text, compressed by gzip or not.
 pub(crate) fn is_no_table(head: &[u8], path: &Path) -> Option<&'static str> {
     if head.starts_with(GZIP) { None } else { foreign::recognize(head, path).map(|foreign| foreign.what) }
 }

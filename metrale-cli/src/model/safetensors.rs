@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One `.safetensors` file, mapped; only its header is read.
 //!
-//! The verdict is the `safetensors` crate's: what it refuses is refused. Before it is asked, the header is
-//! gone through once here, for what its errors do not say (which tensors overlap, by how much a size is off)
-//! and for three things it lets pass or answers by chance: a name that stands twice, offsets so large that its
-//! sum of them wraps, and a shape with a zero, whose answer there depends on where the zero stands.
+//! The `safetensors` crate decides: what it refuses is refused. Before that, the header is checked once here. Our errors say
+//! more (which tensors overlap, by how much a size is wrong), and three faults are found that the crate does not refuse
+//! reliably: a duplicate name, offsets whose sum wraps, and a shape with a zero, where its answer depends on the zero's position.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,11 +12,11 @@ use std::path::{Path, PathBuf};
 
 use safetensors::{SafeTensorError, SafeTensors};
 use serde::de::IgnoredAny;
-use thiserror::Error;
 
-use super::foreign::{self, Foreign};
+use super::foreign;
 use super::header::{self, HeaderEntry};
-use super::mapped::{self, MapError, Mapped};
+use super::mapped::{self, Mapped};
+use super::safetensors_error::SafetensorsError;
 use super::shown::Shown;
 use super::tensor::{Dtype, SizeError, TensorSource, TensorSpec, byte_size};
 
@@ -29,184 +28,6 @@ const LENGTH_BYTES: u64 = 8;
 
 /// Bytes at the start of a file that are enough to tell formats apart.
 const HEAD_BYTES: usize = 512;
-
-/// What is wrong with a file. Offsets count the bytes after the header.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum SafetensorsError {
-    /// It cannot be mapped.
-    #[error(transparent)]
-    Map(#[from] MapError),
-    /// It is something else.
-    #[error("this is {}, not safetensors: {}", .0.what, .0.advice)]
-    Foreign(Foreign),
-    /// It is an index where a file with tensors is expected, or other JSON.
-    #[error("this is JSON text, not safetensors: give an index alone, and no other JSON")]
-    JsonText,
-    /// It has not even a header length.
-    #[error(
-        "the file has {0} bytes, too short for the 8 bytes of a header length: it is cut off or no safetensors file"
-    )]
-    TooShort(u64),
-    /// Its header length is beyond the format's limit.
-    #[error(
-        "header too large: the first 8 bytes give a header of {0} bytes, the limit is 100,000,000: this is no safetensors file, \
-         or its start is damaged"
-    )]
-    HeaderTooLarge(u64),
-    /// Its header does not fit into it.
-    #[error(
-        "header length past the end: the header should have {header} bytes, the file has {file}: it is cut off, fetch it again"
-    )]
-    HeaderPastEnd {
-        /// The length given.
-        header: u64,
-        /// The file's size.
-        file: u64,
-    },
-    /// Its header has no bytes.
-    #[error("the header is empty: a header is a JSON object, at least {{}}")]
-    HeaderEmpty,
-    /// Its header is not UTF-8.
-    #[error("the header is not UTF-8 text (byte {0} of it): the file is damaged or no safetensors file")]
-    HeaderNotUtf8(usize),
-    /// Its header begins with a byte order mark.
-    #[error(
-        "the header begins with a byte order mark, which JSON does not allow: write the file again without it"
-    )]
-    HeaderBom,
-    /// Its header is not JSON.
-    #[error("the header is not JSON: {0}: the file is damaged or no safetensors file")]
-    HeaderNotJson(serde_json::Error),
-    /// Its header is JSON of another form.
-    #[error("the header is JSON, but not a safetensors header: {0}")]
-    HeaderForm(serde_json::Error),
-    /// A name stands twice.
-    #[error("duplicate tensor name {}: the header lists it twice, write the file again with one of them", Shown(.0))]
-    DuplicateName(String),
-    /// A type the format does not know.
-    #[error(
-        "tensor {}: unknown dtype {}, known are BOOL, F4, F6_E2M3, F6_E3M2, U8, I8, F8_E5M2, F8_E4M3, F8_E8M0, \
-         F8_E4M3FNUZ, F8_E5M2FNUZ, I16, U16, F16, BF16, I32, U32, F32, C64, F64, I64, U64", Shown(.name), Shown(.dtype)
-    )]
-    UnknownDtype {
-        /// The tensor.
-        name: String,
-        /// What stands for its type.
-        dtype: String,
-    },
-    /// A size beyond 64 bits.
-    #[error("tensor {}: shape {shape:?} of {dtype} overflows: its size has no 64-bit number", Shown(.name))]
-    ShapeOverflow {
-        /// The tensor.
-        name: String,
-        /// Its type.
-        dtype: Dtype,
-        /// Its shape.
-        shape: Vec<u64>,
-    },
-    /// Elements smaller than a byte that do not fill their last one.
-    #[error("tensor {}: shape {shape:?} of {dtype} takes {bits} bits, which is no whole number of bytes", Shown(.name))]
-    PartialByte {
-        /// The tensor.
-        name: String,
-        /// Its type.
-        dtype: Dtype,
-        /// Its shape.
-        shape: Vec<u64>,
-        /// Its size, in bits.
-        bits: u64,
-    },
-    /// Shape and offsets disagree.
-    #[error(
-        "tensor {}: size mismatch: shape {shape:?} of {dtype} takes {needs} bytes, its data offsets hold {holds}", Shown(.name)
-    )]
-    SizeMismatch {
-        /// The tensor.
-        name: String,
-        /// Its type.
-        dtype: Dtype,
-        /// Its shape.
-        shape: Vec<u64>,
-        /// Bytes by shape and type.
-        needs: u64,
-        /// Bytes by offsets.
-        holds: u64,
-    },
-    /// The end stands before the begin.
-    #[error("tensor {}: reversed data offsets: begin {begin} is past end {end}", Shown(.name))]
-    ReversedOffsets {
-        /// The tensor.
-        name: String,
-        /// Its begin.
-        begin: u64,
-        /// Its end.
-        end: u64,
-    },
-    /// Data beyond the file.
-    #[error(
-        "tensor {}: data offsets past the end: they end at {end}, the file has {data} bytes of data: it is cut off, fetch it again",
-        Shown(.name)
-    )]
-    PastEnd {
-        /// The tensor.
-        name: String,
-        /// Its end.
-        end: u64,
-        /// Bytes after the header.
-        data: u64,
-    },
-    /// Two tensors on the same bytes.
-    #[error(
-        "tensors {} and {} share one range (bytes {begin} to {end}): the format stores tied weights once, under one name",
-        Shown(.first), Shown(.second)
-    )]
-    SharedRange {
-        /// One of them.
-        first: String,
-        /// The other.
-        second: String,
-        /// Their begin.
-        begin: u64,
-        /// Their end.
-        end: u64,
-    },
-    /// Two tensors on some of the same bytes.
-    #[error(
-        "overlapping data offsets: tensor {} begins at {begin}, inside {}, which ends at {end}", Shown(.second), Shown(.first)
-    )]
-    Overlap {
-        /// The earlier one.
-        first: String,
-        /// The one that begins inside it.
-        second: String,
-        /// Where it begins.
-        begin: u64,
-        /// Where the earlier one ends.
-        end: u64,
-    },
-    /// Bytes between tensors.
-    #[error("hole in the data: bytes {from} to {to}, before tensor {}, belong to no tensor", Shown(.before))]
-    Hole {
-        /// First byte of the hole.
-        from: u64,
-        /// Byte after its last.
-        to: u64,
-        /// The tensor behind it.
-        before: String,
-    },
-    /// Bytes after the last tensor.
-    #[error("trailing bytes: the tensors end at {end}, the file has {data} bytes of data")]
-    TrailingBytes {
-        /// End of the last tensor.
-        end: u64,
-        /// Bytes after the header.
-        data: u64,
-    },
-    /// The format's reader refuses what passed here.
-    #[error("the safetensors reader refuses the file: {0}")]
-    Refused(SafeTensorError),
-}
 
 /// A file whose header was read and found right.
 #[derive(Debug)]
@@ -308,8 +129,8 @@ pub(crate) struct Parsed {
 /// Reads a whole file's header; of the rest only the length is looked at.
 pub(crate) fn parse(file: &[u8]) -> Result<Parsed, SafetensorsError> {
     let text = header_text(file)?;
-    // Two readings, since an error from inside an entry, once it carries the tensor's name, no longer tells
-    // broken JSON from JSON of another form.
+    // Read twice: an error from inside an entry that carries the tensor's name no longer tells broken JSON from JSON of
+    // another form.
     serde_json::from_str::<IgnoredAny>(text).map_err(SafetensorsError::HeaderNotJson)?;
     let entries = header::read(text).map_err(SafetensorsError::HeaderForm)?;
     let data_start = LENGTH_BYTES + text.len() as u64;
@@ -353,7 +174,7 @@ fn header_text(file: &[u8]) -> Result<&str, SafetensorsError> {
     std::str::from_utf8(text).map_err(|error| SafetensorsError::HeaderNotUtf8(error.valid_up_to()))
 }
 
-/// Checks every entry and how they lie together; gives their order by data offset.
+/// Checks every entry and that together they cover the data. Returns their order by data offset.
 fn check(entries: &[HeaderEntry], data_bytes: u64) -> Result<Vec<usize>, SafetensorsError> {
     let mut names = BTreeSet::new();
     for entry in entries {

@@ -29,7 +29,7 @@ pub fn scope_of(name: &str) -> String {
     label_text(&parts.join("."))
 }
 
-/// A name as it can stand in a report: escaped as labels are, and cut behind 200 bytes.
+/// A name as it is shown in a report: escaped like a label, and cut after 200 bytes.
 pub(crate) fn label_text(name: &str) -> String {
     let mut label = String::new();
     for c in name.chars() {

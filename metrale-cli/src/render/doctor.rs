@@ -22,7 +22,7 @@ pub struct DoctorReport {
     pub visible_devices: Option<String>,
     /// The devices.
     pub devices: Vec<DeviceReport>,
-    /// What stands in the way, with what to do about it.
+    /// What is wrong, with what to do about it.
     pub problems: Vec<String>,
 }
 

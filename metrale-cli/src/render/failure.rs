@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a command answers where it came to no account at all.
+//! The answer of a command that failed before it had anything to report.
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use metrale_driver_sys::CUDA_ERROR_OUT_OF_MEMORY;
 use serde::Serialize;
 
 use crate::model::InputError;
-use crate::{Console, Exit, LogError, NoHostRoom, OutputError, PerOpError, SnapshotError};
+use crate::{Console, Exit, LogError, NotEnoughHostMemory, OutputError, PerOpError, SnapshotError};
 
-/// The `kind` of an error that another input would mend.
+/// The `kind` of an error of the input.
 const BAD_INPUT: &str = "bad_input";
-/// The `kind` of an error that memory would mend.
+/// The `kind` of an error for lack of memory.
 pub(crate) const OUT_OF_MEMORY: &str = "out_of_memory";
 
-/// What a command answers where it came to no account at all.
+/// The answer of a command that failed before it had anything to report.
 #[derive(Debug, Serialize)]
 pub struct Failed {
     /// What was asked for.
@@ -25,7 +25,7 @@ pub struct Failed {
     pub error: Failure,
 }
 
-/// What a command was asked for, in the field in which its account would name it.
+/// What a command was asked for, in the field in which its report would name it.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Input {
@@ -37,10 +37,10 @@ pub enum Input {
     Snapshot(String),
 }
 
-/// Why there is no account.
+/// Why there is no report.
 #[derive(Debug, Serialize)]
 pub struct Failure {
-    /// `bad_input`; `out_of_memory` where the context or the pinned buffers found no room; else `failed`.
+    /// `bad_input`; `out_of_memory` where the context or the pinned buffers did not fit; else `failed`.
     pub kind: &'static str,
     /// The whole answer, for people.
     pub message: String,
@@ -48,13 +48,14 @@ pub struct Failure {
 
 impl Failed {
     pub(crate) fn new(input: Input, error: &anyhow::Error) -> Self {
-        // A context that does not fit is memory too, though the host says it with the driver's status alone.
-        let no_room_for_a_context = error
+        // A context that does not fit is out of memory too; the error has only the driver's status.
+        let context_did_not_fit = error
             .downcast_ref::<HostError>()
             .and_then(HostError::driver_error)
             .is_some_and(|error| error.status == CUDA_ERROR_OUT_OF_MEMORY);
-        let out_of_memory =
-            no_room_for_a_context || error.is::<NoHostRoom>() || remedy(error) == Some(Remedy::FreeAndRetry);
+        let out_of_memory = context_did_not_fit
+            || error.is::<NotEnoughHostMemory>()
+            || remedy(error) == Some(Remedy::FreeAndRetry);
         let bad_input = error.is::<InputError>()
             || error.is::<LogError>()
             || error.is::<OutputError>()
@@ -70,11 +71,11 @@ impl Failed {
         Self { input, error: Failure { kind, message: format!("{error:#}") } }
     }
 
-    /// Says it, on both outputs where the answer is to be JSON.
+    /// Prints it, to both outputs where the answer is to be JSON.
     pub(crate) fn say(&self, json: bool, console: &mut Console<'_>) -> Exit {
         console.remark(self);
         if json {
-            // The error is said already; a closed output changes nothing.
+            // The error is printed already; a closed output changes nothing.
             let _ = console.answer_as(true, self);
         }
         self.exit()

@@ -92,7 +92,7 @@ pub struct ScopeLine {
     pub count: u64,
 }
 
-/// Why the device had no room.
+/// Why the device ran out of memory.
 #[derive(Debug, Serialize)]
 pub struct Shortage {
     /// Always `out_of_memory`.
@@ -131,7 +131,7 @@ impl LoadReport {
     ) -> Self {
         let snapshot = &moment.snapshot;
         let totals = snapshot.totals;
-        // What lies in arenas shows as their parts, each as the allocation that it stands for.
+        // An arena is shown by its parts, each like an allocation.
         let (sites, scopes) = match &*snapshot.arenas {
             [] => (snapshot.by_site(), snapshot.by_scope()),
             _ => (snapshot.parts_by_site(), snapshot.parts_by_scope()),

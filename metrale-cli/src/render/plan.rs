@@ -4,10 +4,11 @@
 use std::fmt;
 
 use metrale_ledger::ByteSize;
-use metrale_ledger::plan::{Holder, Orders, Summary};
+use metrale_ledger::plan::{Allocator, Holder, Orders, Summary};
 use serde::Serialize;
 
 use crate::Exit;
+use crate::args::{PlanArgs, When};
 use crate::render::load::{Count, Line};
 use crate::render::of_log::OfLog;
 
@@ -20,7 +21,7 @@ pub struct Fit {
     pub bytes: u64,
 }
 
-/// What will be taken. All `_bytes` are bytes.
+/// What the allocations will take. All `_bytes` are bytes.
 #[derive(Debug, Serialize)]
 pub struct PlanReport {
     /// Allocations there will be.
@@ -37,6 +38,9 @@ pub struct PlanReport {
     pub end_resident_bytes: u64,
     /// What one arena would take that holds all of it.
     pub arena_resident_bytes: u64,
+    /// Where it is not `driver`, the allocator planned for: `pool` or `vmm`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocator: Option<&'static str>,
     /// Whether the peak fits; `null` where there was nothing to hold it against.
     pub fits: Option<bool>,
     /// What only a log has.
@@ -46,19 +50,20 @@ pub struct PlanReport {
     text: Text,
 }
 
-/// What only the text tells.
+/// What only the text shows.
 #[derive(Debug)]
 struct Text {
     title: String,
+    /// A sentence on the allocator, where it is not the driver.
+    from: Option<String>,
+    /// The name of the line of holes.
+    holes: &'static str,
     operations: u64,
     frees: u64,
     comes_and_goes: bool,
     end_live_count: u64,
     live_operation: Option<u64>,
     resident_operation: Option<u64>,
-    /// The lines of the log with these operations.
-    live_line: Option<u64>,
-    resident_line: Option<u64>,
     rounding_bytes: u64,
     hole_bytes: u64,
     holders: Vec<Holder>,
@@ -79,17 +84,18 @@ impl PlanReport {
             end_resident_bytes: summary.end_resident_bytes,
             arena_resident_bytes: summary.arena_resident_bytes,
             fits: fit.as_ref().map(|fit| summary.fits(fit.bytes)),
+            allocator: None,
             of_log: None,
             text: Text {
                 title,
+                from: None,
+                holes: "  holes in chunks",
                 operations: summary.operations,
                 frees: summary.frees,
                 comes_and_goes: summary.comes_and_goes(),
                 end_live_count: summary.end_live_count,
                 live_operation: summary.peak_live.operation,
                 resident_operation: peak.operation,
-                live_line: None,
-                resident_line: None,
                 rounding_bytes: peak.classes.iter().map(|class| class.rounding_bytes).sum(),
                 hole_bytes: peak.hole_bytes,
                 holders: peak.holders.clone(),
@@ -105,14 +111,33 @@ impl PlanReport {
         self
     }
 
-    pub(crate) fn of_log(self, of_log: Option<OfLog>) -> Self {
-        Self { of_log, ..self }
+    /// With the allocator that was planned for.
+    pub(crate) fn planned_for(mut self, allocator: Allocator, args: &PlanArgs) -> Self {
+        (self.text.from, self.text.holes) = match allocator {
+            Allocator::Pool => {
+                let gives_back = match args.release_threshold.0 {
+                    0 => "gives back what nothing uses".to_owned(),
+                    u64::MAX => "gives nothing back".to_owned(),
+                    bytes => format!("gives back what nothing uses, down to {}", ByteSize(bytes)),
+                };
+                let when = match args.synchronize {
+                    When::Each => "when the program synchronises, here after each operation",
+                    When::Rows => "when the program synchronises, here at the log's rows synchronize",
+                };
+                let from = format!("planned from the stream-ordered pool, which {gives_back} {when}");
+                (Some(from), "  holes in the pool")
+            }
+            Allocator::VirtualMemory => {
+                (Some("planned as virtual memory, a handle for each allocation".to_owned()), "  holes")
+            }
+            _ => return self,
+        };
+        self.allocator = Some(allocator.name());
+        self
     }
 
-    /// With the lines of the log that made the peaks of live and of resident bytes.
-    pub(crate) fn at_lines(mut self, live: Option<u64>, resident: Option<u64>) -> Self {
-        (self.text.live_line, self.text.resident_line) = (live, resident);
-        self
+    pub(crate) fn of_log(self, of_log: Option<OfLog>) -> Self {
+        Self { of_log, ..self }
     }
 
     /// How the program ends with this answer.
@@ -140,15 +165,15 @@ impl PlanReport {
         if !comes_and_goes {
             return writeln!(f, "all of it allocated {order} would save {saved} of the peak");
         }
-        // Where it comes and goes, another moment may take as much.
-        write!(f, "what is live at operation {operation}, the fullest at the peak, allocated ")?;
+        // Where allocations come and go, only those of the peak are looked at.
+        write!(f, "what is live at operation {operation}, the resident peak, allocated ")?;
         if orders.frees_before == 0 {
             return writeln!(f, "{order}, would take {saved} less");
         }
-        // Afresh, any order is without the gaps that frees left: what is saved is not the order's alone.
+        // Allocated anew, no order has the gaps that frees left, so the saving is not due to the order alone.
         writeln!(
             f,
-            "afresh, {order}, would take {saved} less, without the gaps that earlier frees left; the order alone may save \
+            "anew, {order}, would take {saved} less, without the gaps that earlier frees left; the order alone may save \
              less of it, or nothing"
         )
     }
@@ -166,19 +191,23 @@ impl fmt::Display for PlanReport {
             Count(text.frees, "free"),
             Count(text.operations, "operation")
         )?;
+        if let Some(from) = &text.from {
+            writeln!(f, "{from}")?;
+        }
         if let Some(of_log) = &self.of_log {
             of_log.rows(f)?;
         }
-        let at = |operation: Option<u64>, line: Option<u64>| match (operation, line) {
-            (Some(operation), Some(line)) => format!(", at operation {operation} (line {line})"),
+        let lines = self.of_log.as_ref().map(|of_log| of_log.peak_lines);
+        let at = |operation: Option<u64>, which: usize| match (operation, lines) {
+            (Some(operation), Some(lines)) => format!(", at operation {operation} (line {})", lines[which]),
             (Some(operation), None) => format!(", at operation {operation}"),
             (None, _) => String::new(),
         };
         let rows = [
-            ("peak live", self.peak_live_bytes, at(text.live_operation, text.live_line)),
-            ("peak resident", self.peak_resident_bytes, at(text.resident_operation, text.resident_line)),
+            ("peak live", self.peak_live_bytes, at(text.live_operation, 0)),
+            ("peak resident", self.peak_resident_bytes, at(text.resident_operation, 1)),
             ("  rounded up", text.rounding_bytes, String::new()),
-            ("  holes in chunks", text.hole_bytes, String::new()),
+            (text.holes, text.hole_bytes, String::new()),
             ("end live", self.end_live_bytes, format!(", in {}", Count(text.end_live_count, "allocation"))),
             ("end resident", self.end_resident_bytes, String::new()),
             ("in one arena", self.arena_resident_bytes, String::new()),

@@ -30,7 +30,7 @@ pub struct ReplayReport {
     pub allocations: u64,
     /// Frees among them.
     pub frees: u64,
-    /// What is said of the log.
+    /// What is odd about the log, and what is live at its end.
     #[serde(flatten)]
     pub of_log: OfLog,
     /// Wall time of the operations, in seconds.
@@ -186,10 +186,10 @@ impl fmt::Display for ReplayReport {
         writeln!(f, "{}", Line("  unexplained", self.unexplained_bytes.into()))?;
         writeln!(f, "{}", Line("driver free", self.device_free_bytes.into()))?;
         match self.unexplained_rows {
-            Some(0) => writeln!(f, "after every row the driver had kept exactly what the ledger says")?,
+            Some(0) => writeln!(f, "after every row the driver kept exactly what the ledger says")?,
             Some(rows) => {
                 let rows = Count(rows, "row");
-                writeln!(f, "after {rows} the driver's figure was another than the ledger's")?;
+                writeln!(f, "after {rows} the driver's figure differed from the ledger's")?;
             }
             None => {}
         }

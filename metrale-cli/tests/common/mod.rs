@@ -86,3 +86,15 @@ pub fn table(path: &Path) -> (String, Vec<Vec<u64>>) {
     let rows = lines.map(|line| line.split(',').map(|cell| cell.parse().unwrap()).collect()).collect();
     (header, rows)
 }
+
+/// What the text lists below "held at the resident peak by": size, count and label of each row.
+pub fn holders(text: &str) -> Vec<(String, u64, String)> {
+    let rows = text.lines().skip_while(|line| !line.starts_with("held at the resident peak by")).skip(1);
+    rows.take_while(|line| !line.is_empty())
+        .map(|line| {
+            let (size, rest) = line.split_once("  x").unwrap();
+            let (count, label) = rest.split_once(' ').unwrap();
+            (size.trim().to_owned(), count.trim().parse().unwrap(), label.trim().to_owned())
+        })
+        .collect()
+}

@@ -37,7 +37,7 @@ impl Bands {
         Ok(())
     }
 
-    /// Whether a scan finds what was written, for one that looks at nothing is quick.
+    /// Whether a scan finds what was written, because a scan that reads nothing would be quick too.
     pub(crate) fn finds_a_planted_byte(&self) -> Result<()> {
         let middle = self.held[self.held.len() / 2];
         // SAFETY: the source is one byte.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The same work by the driver's bare calls and through the backend: for criterion, and for the table of ratios.
 //!
-//! Both sides work on one context of one driver, so that they can take turns.
+//! Both sides work on one context of one driver, so that they can alternate.
 #![allow(dead_code, reason = "each program uses its own part")]
 
 use std::hint::black_box;
@@ -91,6 +91,11 @@ impl Calls {
         self.backend.synchronize().expect("nothing fails here");
     }
 
+    /// Makes the backend's context current on this thread.
+    pub(crate) fn bind(&self) {
+        self.backend.bind_to_thread().expect("nothing fails here");
+    }
+
     /// Allocates and frees.
     pub(crate) fn alloc_free(&self) {
         let at = self.backend.alloc(BYTES).expect("there is memory");
@@ -102,7 +107,7 @@ impl Calls {
         let mut at = 0;
         // SAFETY: the result pointer is a local.
         assert_eq!(unsafe { self.driver().cuMemAlloc_v2(&mut at, BYTES) }, 0);
-        // SAFETY: the driver gave the address above.
+        // SAFETY: the driver returned the address above.
         assert_eq!(unsafe { self.driver().cuMemFree_v2(black_box(at)) }, 0);
     }
 

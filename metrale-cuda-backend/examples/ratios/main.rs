@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One table of what things cost on this machine, beside the other ways to do them.
 //!
-//! `cargo xtask bench` runs it; `cargo xtask bench --bundle DIR` takes it to a machine without Rust, for it needs nothing
+//! `cargo xtask bench` runs it; `cargo xtask bench --bundle DIR` takes it to a machine without Rust, because it needs nothing
 //! else when it runs. Arguments choose groups: `ratios ledger rmm reads plan software gpu scan`; none is all.
 //!
-//! Sides take turns in short rounds in one process, and a figure is the median of its rounds. What misses its target is
+//! Sides alternate in short rounds in one process, and a figure is the median of its rounds. What misses its target is
 //! marked, and no more: a time depends on the machine.
 #![allow(clippy::print_stderr, reason = "a program that says what is wrong with its arguments")]
 

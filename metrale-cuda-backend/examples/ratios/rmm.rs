@@ -2,7 +2,7 @@
 //! Rows of the ledger beside RMM's tracking adaptor.
 //!
 //! That one is C++: `metrale-ledger/benches/peers/rmm_pair.cpp` is built by hand, and [`VARIABLE`] names the program. It does
-//! the same at the same addresses; the two take turns, each in a process of its own.
+//! the same at the same addresses; the two alternate, each in a process of its own.
 
 use std::process::Command;
 
@@ -15,8 +15,8 @@ use crate::table::{Figure, Table, Target};
 
 /// The program's path.
 const VARIABLE: &str = "METRALE_RMM_PAIR";
-/// How often either side has its turn.
-const TURNS: usize = 5;
+/// Runs of either side.
+const RUNS: usize = 5;
 /// Threads that both do it with.
 const THREADS: [u64; 2] = [1, 8];
 
@@ -37,7 +37,7 @@ pub(crate) fn pairs(table: &mut Table) {
         let rows: Vec<(u64, Pattern)> =
             THREADS.into_iter().flat_map(|n| Pattern::at(live, order).map(move |p| (n, p))).collect();
         let mut times = vec![(Vec::new(), Vec::new()); rows.len()];
-        for _ in 0..TURNS {
+        for _ in 0..RUNS {
             let said = match said(Command::new(&program).arg(live.to_string()).arg(order.word())) {
                 Ok(said) => said,
                 Err(why) => return table.not_run(&format!("{}: {why}", program.to_string_lossy())),

@@ -99,7 +99,7 @@ fn bare_kernel(bands: &Bands) -> Result<BareKernel> {
     let mut on_device = Vec::with_capacity(SCANS);
     for _ in 0..SCANS {
         backend.record_event(start, stream)?;
-        // SAFETY: the arguments are the kernel's parameters, of buffers with room for every band.
+        // SAFETY: the arguments are the kernel's parameters, of buffers that hold every band.
         unsafe { launch.on_stream(backend, stream) }?;
         backend.record_event(end, stream)?;
         backend.synchronize_stream(stream)?;

@@ -72,11 +72,11 @@ impl Table {
 
     /// A figure beside another side's.
     pub(crate) fn ratio(&mut self, what: &str, ours: Figure, side: (&str, Figure), target: Target) {
-        self.turns(what, ours, side, ours.value() / side.1.value(), target);
+        self.row_with_ratio(what, ours, side, ours.value() / side.1.value(), target);
     }
 
-    /// A figure beside another side's, where many turns side by side tell their ratio better than the two do.
-    pub(crate) fn turns(
+    /// A figure beside another side's, where the ratio of many rounds side by side is more exact than that of the two figures.
+    pub(crate) fn row_with_ratio(
         &mut self,
         what: &str,
         ours: Figure,
@@ -92,7 +92,7 @@ impl Table {
     fn row(&mut self, what: &str, ours: Figure, side: Option<(&str, Figure, f64)>, target: Target) {
         let (name, beside, ratio) =
             side.map_or(("", f64::NAN, f64::NAN), |(name, other, ratio)| (name, other.value(), ratio));
-        let (met, words) = match target {
+        let (reached, words) = match target {
             Target::Below(limit) => (ours.value() < limit.value(), format!("< {limit}")),
             Target::Ratio(most) => (ratio <= most, format!("<= {most:.*}", digits(most))),
             Target::More(most) => {
@@ -103,8 +103,8 @@ impl Table {
         };
         let judged = !matches!(target, Target::None);
         self.targets += u32::from(judged);
-        self.missed += u32::from(!met);
-        let verdict = if met { "" } else { "  MISSED" };
+        self.missed += u32::from(!reached);
+        let verdict = if reached { "" } else { "  MISSED" };
         let (other, ratio) = side
             .map(|(_, other, ratio)| (other.to_string(), format!("{ratio:.*}", digits(ratio))))
             .unwrap_or_default();
@@ -120,7 +120,7 @@ impl Table {
     /// The last line.
     #[expect(clippy::print_stdout, reason = "a table is what it is for")]
     pub(crate) fn close(self) {
-        println!("\n{} of {} targets met", self.targets - self.missed, self.targets);
+        println!("\n{} of {} targets reached", self.targets - self.missed, self.targets);
     }
 }
 

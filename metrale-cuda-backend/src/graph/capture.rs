@@ -24,8 +24,8 @@ use crate::graph::refusal::NotCapturing;
 use crate::handles::is_the_drivers;
 use crate::parts::MAKES_GRAPHS;
 
-/// What the driver made of a capture: its template of a graph, which goes with this, and the pins of what was captured,
-/// which go too unless they are passed on.
+/// What the driver made of a capture: its template of a graph, which a drop destroys, and the pins of what was captured,
+/// which a drop releases unless they were passed on.
 pub(crate) struct Recorded<'backend> {
     backend: &'backend MetraleCudaBackend,
     pub(crate) template: CUgraph,
@@ -46,7 +46,7 @@ impl Drop for Recorded<'_> {
     fn drop(&mut self) {
         self.backend.destroy_template(self.template);
         if !self.passed_on {
-            self.backend.seat().room.with(|state| state.pins.release(self.id));
+            self.backend.graph_client().shared.with(|state| state.pins.release(self.id));
         }
     }
 }
@@ -70,22 +70,22 @@ impl MetraleCudaBackend {
         }
         self.bound(WHAT)?;
         let held = self.hold_stream(stream, WHAT)?;
-        let _alone = self.seat().room.no_loans();
-        // On the books before the driver begins, so that no other thread breaks it unknowing.
-        let id = self.seat().room.with(|state| -> Result<u64> {
+        let _alone = self.graph_client().shared.exclude_borrowed_copies();
+        // Noted before the driver begins, so that calls on other threads that would break it are refused.
+        let id = self.graph_client().shared.with(|state| -> Result<u64> {
             if let Some(earlier) = state.captures.on_stream(stream) {
                 const ADVICE: &str = "the stream takes part in a capture already; end that one first";
                 return Err(refusal(earlier, WHAT, ADVICE).into());
             }
             // From here on it is not destroyed before the capture is over (`uncaptured`), unless it is about to be.
-            if held.is_doomed() {
+            if !held.is_live() {
                 return Err(BadArgument::new(format!(
                     "{WHAT} at {site}: stream {stream:#x} is being destroyed on another thread"
                 ))
                 .into());
             }
             let id = state.next_id();
-            let by = (self.seat().owner, self.seat().device);
+            let by = (self.graph_client().owner, self.graph_client().device);
             state.captures.open(id, by, stream, site, thread::current().id());
             state.pins.open(id, site);
             Ok(id)
@@ -132,8 +132,10 @@ impl MetraleCudaBackend {
     pub fn abort_capture_if_active(&self, stream: u64) -> Result<bool> {
         const WHAT: &str = "giving up a capture";
         // One that was begun here is ended where it was begun, whichever of its streams is given.
-        let known =
-            self.seat().room.with(|state| state.captures.on_stream(stream).map(|capture| capture.origin));
+        let known = self
+            .graph_client()
+            .shared
+            .with(|state| state.captures.on_stream(stream).map(|capture| capture.origin));
         let _current = match self.enter() {
             Ok(current) => current,
             // The context is gone, and its captures with it.
@@ -193,7 +195,7 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::pin_in_capture`](crate::GpuBackend::pin_in_capture).
     pub fn pin_in_capture(&self, stream: u64, ptr: DevicePtr) -> Result<()> {
         const WHAT: &str = "pinning memory in a capture";
-        self.seat().room.with(|state| {
+        self.graph_client().shared.with(|state| {
             let Some(id) = state.captures.on_stream(stream).map(|capture| capture.id) else {
                 return Err(NotCapturing { doing: WHAT, stream, part_of: None }.into());
             };
@@ -207,11 +209,11 @@ impl MetraleCudaBackend {
     /// Ends a capture in the driver. The context is current.
     ///
     /// Only where one was begun is the driver asked, and there the stream is alive: it is neither destroyed nor released
-    /// while it is on the books ([`uncaptured`](Self::uncaptured)), whose end this thread alone has reserved.
+    /// while the capture is noted ([`uncaptured`](Self::uncaptured)), whose end this thread alone has reserved.
     ///
-    /// On an error the capture is over, unless the driver says that the stream still captures: then it stays on the books.
+    /// On an error the capture is over, unless the driver says that the stream still captures: then it stays noted.
     pub(crate) fn end_recording(&self, stream: u64, doing: &'static str) -> Result<Recorded<'_>> {
-        let (id, captured_at) = self.seat().room.with(|state| {
+        let (id, captured_at) = self.graph_client().shared.with(|state| {
             if let Some(capture) = state.captures.start_ending(stream) {
                 return Ok((capture.id, capture.site));
             }
@@ -219,11 +221,11 @@ impl MetraleCudaBackend {
             Err(NotCapturing { doing, stream, part_of: other.map(|capture| (capture.origin, capture.site)) })
         })?;
         let mut template = 0;
-        // SAFETY: the result pointer is a local; the stream is alive while its capture is on the books.
+        // SAFETY: the result pointer is a local; the stream is alive while its capture is noted.
         let answer = unsafe { ask!(self.driver(), cuStreamEndCapture(stream, &mut template)) };
         let Err(error) = answer else {
             // The pins stay: they are the graph's to be.
-            self.seat().room.with(|state| state.captures.close(id));
+            self.graph_client().shared.with(|state| state.captures.close(id));
             return Ok(Recorded { backend: self, template, id, captured_at, passed_on: false });
         };
         // SAFETY: as above.
@@ -234,7 +236,7 @@ impl MetraleCudaBackend {
         let hint = if over {
             self.forget_capture(id).and_then(|capture| why_no_graph(error, &capture))
         } else {
-            self.seat().room.with(|state| state.captures.stop_ending(id));
+            self.graph_client().shared.with(|state| state.captures.stop_ending(id));
             Some("the stream still captures: end it again, or abort_capture_if_active".to_owned())
         };
         Err(not_ended(error, doing, stream, captured_at, hint))
@@ -250,9 +252,9 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// Takes a capture that is over off the books, with its pins.
+    /// Removes a capture that is over, with its pins.
     pub(crate) fn forget_capture(&self, id: u64) -> Option<Capture> {
-        self.seat().room.with(|state| {
+        self.graph_client().shared.with(|state| {
             state.pins.release(id);
             state.captures.close(id)
         })
@@ -260,7 +262,9 @@ impl MetraleCudaBackend {
 
     fn forget_captures_on(&self, origin: Option<u64>) -> bool {
         let id = origin.and_then(|origin| {
-            self.seat().room.with(|state| state.captures.on_stream(origin).map(|capture| capture.id))
+            self.graph_client()
+                .shared
+                .with(|state| state.captures.on_stream(origin).map(|capture| capture.id))
         });
         id.is_some_and(|id| self.forget_capture(id).is_some())
     }

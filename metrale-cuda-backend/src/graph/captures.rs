@@ -5,7 +5,7 @@
 //! ```text
 //!   origin   o--op--record E----------------wait F--op--end      taking part: origin, forked
 //!                       \                   /
-//!   forked               wait E--op--record F                    joined: nothing came behind F
+//!   forked               wait E--op--record F                    joined: nothing came after F
 //! ```
 
 use std::collections::{BTreeMap, HashMap};
@@ -180,7 +180,7 @@ impl Captures {
         Some(capture)
     }
 
-    /// The end did not come about.
+    /// The driver did not end the capture.
     pub(crate) fn stop_ending(&mut self, id: u64) {
         if let Some(capture) = self.open.iter_mut().find(|capture| capture.id == id) {
             capture.ending = false;

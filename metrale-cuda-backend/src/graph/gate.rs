@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The gates that calls pass before the driver is asked, and what is noted behind those that a capture recorded.
+//! The gates that calls pass before the driver is asked, and what is noted after those that a capture recorded.
 //!
 //! | call | refused while |
 //! |---|---|
@@ -26,12 +26,12 @@ use crate::backend::MetraleCudaBackend;
 use crate::graph::captures::{Capture, Reach, Wait, WaitFlaw};
 use crate::graph::pins::{Pin, Pins};
 use crate::graph::refusal::{Capturing, PinnedByGraph};
-use crate::graph::room::{Seat, State};
+use crate::graph::shared::{GraphClient, SharedState};
 use crate::stream::is_legacy;
 
-/// Keeps pins from coming while memory is taken off the ledger; nothing where there is nothing to keep.
-pub(crate) struct Unpinned<'room> {
-    _lock: Option<MutexGuard<'room, State>>,
+/// Keeps anything new from being pinned while memory is removed from the ledger. Holds nothing where nothing could be.
+pub(crate) struct Unpinned<'shared> {
+    _lock: Option<MutexGuard<'shared, SharedState>>,
 }
 
 /// What work on a stream is known to use.
@@ -58,7 +58,7 @@ impl MetraleCudaBackend {
         doing: &'static str,
         advice: &'static str,
     ) -> Result<(), Capturing> {
-        match self.seat().within(reach, |capture| refusal(capture, doing, advice)) {
+        match self.graph_client().within(reach, |capture| refusal(capture, doing, advice)) {
             Some(refusal) => Err(refusal),
             None => Ok(()),
         }
@@ -84,18 +84,18 @@ impl MetraleCudaBackend {
         answer: Result<(), DriverError>,
         uses: Uses<'_>,
     ) {
-        if self.seat().room.is_capturing() {
+        if self.graph_client().shared.is_capturing() {
             self.note(stream, doing, answer, uses);
         }
     }
 
     #[cold]
     fn note(&self, stream: u64, doing: &'static str, answer: Result<(), DriverError>, uses: Uses<'_>) {
-        self.seat().room.with(|state| match answer {
+        self.graph_client().shared.with(|state| match answer {
             Ok(()) => {
                 let Some(id) = state.captures.step(stream) else { return };
                 let mut pin = |backend: &Self, addr| {
-                    if let Whois::Live { allocation, .. } = backend.book().whois(addr) {
+                    if let Whois::Live { allocation, .. } = backend.ledger_writer().whois(addr) {
                         backend.pin(&mut state.pins, id, allocation, addr);
                     }
                 };
@@ -118,7 +118,7 @@ impl MetraleCudaBackend {
     /// Pins an allocation and, where that is an arena, the part of it around `addr`.
     pub(crate) fn pin(&self, pins: &mut Pins, id: u64, allocation: LiveAllocation, addr: u64) {
         let is_arena = allocation.record.kind == AllocKind::Arena;
-        let part = if is_arena { self.book().ledger().sub_range_at(addr) } else { None };
+        let part = if is_arena { self.ledger_writer().ledger().sub_range_at(addr) } else { None };
         pins.add(id, allocation);
         if let Some(part) = part {
             pins.add_part(id, part.as_allocation());
@@ -127,34 +127,34 @@ impl MetraleCudaBackend {
 
     /// Whether a stream takes part in a capture of this driver's backends.
     pub(crate) fn captures(&self, stream: u64) -> bool {
-        self.seat().within(Reach::Stream(stream), |_| ()).is_some()
+        self.graph_client().within(Reach::Stream(stream), |_| ()).is_some()
     }
 
     /// Whether anything captures on this backend's device.
     pub(crate) fn captures_on_device(&self) -> bool {
-        self.seat().within(Reach::Device, |_| ()).is_some()
+        self.graph_client().within(Reach::Device, |_| ()).is_some()
     }
 
     /// An event was recorded on a stream.
     pub(crate) fn event_recorded(&self, event: u64, stream: u64) {
-        if self.seat().room.is_capturing() {
-            self.seat().room.with(|state| state.captures.recorded(event, stream));
+        if self.graph_client().shared.is_capturing() {
+            self.graph_client().shared.with(|state| state.captures.recorded(event, stream));
         }
     }
 
     /// An event was made, whatever had its handle before.
     pub(crate) fn event_made(&self, event: u64) {
-        if self.seat().room.is_capturing() {
-            self.seat().room.with(|state| state.captures.forget_event(event));
+        if self.graph_client().shared.is_capturing() {
+            self.graph_client().shared.with(|state| state.captures.forget_event(event));
         }
     }
 
     /// Refuses a wait that would break a capture; tells whether one is concerned.
     pub(crate) fn may_wait(&self, stream: u64, event: u64, doing: &'static str) -> Result<Wait, Capturing> {
-        if !self.seat().room.is_capturing() {
+        if !self.graph_client().shared.is_capturing() {
             return Ok(Wait::Plain);
         }
-        self.seat().room.with(|state| {
+        self.graph_client().shared.with(|state| {
             let flaw = match state.captures.may_wait(stream, event) {
                 Ok(wait) => return Ok(wait),
                 Err(flaw) => flaw,
@@ -182,7 +182,7 @@ impl MetraleCudaBackend {
 
     /// To be held over a wait that makes a stream take part in a capture.
     pub(crate) fn joins(&self, wait: Wait) -> Option<RwLockWriteGuard<'_, ()>> {
-        (wait == Wait::Captured).then(|| self.seat().room.no_loans())
+        (wait == Wait::Captured).then(|| self.graph_client().shared.exclude_borrowed_copies())
     }
 
     /// Notes a wait that the driver has taken, or refused.
@@ -196,8 +196,8 @@ impl MetraleCudaBackend {
     ) {
         match answer {
             Ok(()) if wait == Wait::Captured => {
-                let Seat { room, device, .. } = self.seat();
-                room.with(|state| state.captures.waited(stream, *device, event));
+                let GraphClient { shared, device, .. } = self.graph_client();
+                shared.with(|state| state.captures.waited(stream, *device, event));
             }
             Ok(()) => {}
             Err(_) => self.submitted(stream, doing, answer, Uses::Memory(&[])),
@@ -213,7 +213,7 @@ impl MetraleCudaBackend {
         act: impl FnOnce() -> T,
     ) -> Result<T, Capturing> {
         const ADVICE: &str = "end the capture first, or abort_capture_if_active";
-        self.seat().room.with(|state| match state.captures.on_stream(stream) {
+        self.graph_client().shared.with(|state| match state.captures.on_stream(stream) {
             Some(capture) => Err(refusal(capture, doing, ADVICE)),
             None => Ok(act()),
         })
@@ -231,7 +231,7 @@ impl MetraleCudaBackend {
         self.unpinned_as(Pin::of(kind, addr), call, site)
     }
 
-    /// [`unpinned`](Self::unpinned) for a part of an arena that is given back.
+    /// [`unpinned`](Self::unpinned) for a part of an arena that is freed.
     pub(crate) fn unpinned_part(
         &self,
         addr: u64,
@@ -248,7 +248,7 @@ impl MetraleCudaBackend {
         call: &'static str,
         site: &'static Location<'static>,
     ) -> Result<Unpinned<'_>, PinnedByGraph> {
-        let lock = self.seat().room.lock_pins(pin);
+        let lock = self.graph_client().shared.lock_pins();
         if let Some(state) = &lock
             && let Some((allocation, holders)) = state.pins.holders(pin)
         {

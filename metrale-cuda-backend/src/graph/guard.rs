@@ -68,7 +68,7 @@ impl<'backend> CaptureGuard<'backend> {
     /// Ends the capture with a graph, as [`GpuBackend::end_capture`].
     ///
     /// # Errors
-    /// As [`GpuBackend::end_capture`]; the capture is over all the same.
+    /// As [`GpuBackend::end_capture`]; the capture is over anyway.
     pub fn end(mut self) -> Result<GraphHandle> {
         let graph = self.backend.end_capture(self.stream)?;
         self.open = false;
@@ -78,7 +78,7 @@ impl<'backend> CaptureGuard<'backend> {
     /// Ends the capture with a graph of this name, as [`GpuBackend::end_capture_named`].
     ///
     /// # Errors
-    /// As [`GpuBackend::end_capture_named`]; the capture is over all the same.
+    /// As [`GpuBackend::end_capture_named`]; the capture is over anyway.
     pub fn finish(mut self, name: &str) -> Result<GraphHandle> {
         let graph = self.backend.end_capture_named(self.stream, name)?;
         self.open = false;
@@ -88,7 +88,7 @@ impl<'backend> CaptureGuard<'backend> {
     /// Ends the capture and has `graph` do its work, as [`GpuBackend::update_graph`].
     ///
     /// # Errors
-    /// As [`GpuBackend::update_graph`]; the capture is over all the same.
+    /// As [`GpuBackend::update_graph`]; the capture is over anyway.
     pub fn update(mut self, graph: GraphHandle) -> Result<GraphUpdate> {
         let update = self.backend.update_graph(graph, self.stream)?;
         self.open = false;

@@ -24,12 +24,12 @@ pub struct GraphInfo {
     /// Its nodes.
     pub nodes: usize,
     /// Bytes of device memory that went when it was instantiated, beyond this backend's own allocations. 0 where the driver
-    /// took it from what it holds for graphs already; negative where somebody else gave memory back just then; `None` where
+    /// took it from what it holds for graphs already; negative where another process freed memory at that moment; `None` where
     /// the driver did not say. The driver keeps this memory after the graph is destroyed.
     pub bytes_measured: Option<i64>,
     /// What it is known to use, by address, and so keeps from being freed.
     pub pinned: Vec<LiveAllocation>,
-    /// Launches whose arguments are unknown, for they were untyped: what these use is pinned only where it was
+    /// Launches whose arguments are unknown because they were untyped: what these use is pinned only where it was
     /// [asked for](crate::GpuBackend::pin_graph).
     pub opaque_launches: usize,
 }
@@ -62,16 +62,15 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::graphs`](crate::GpuBackend::graphs).
     #[must_use]
     pub fn graphs(&self) -> Vec<GraphInfo> {
-        let owner = self.seat().owner;
-        let all: Vec<_> = self
-            .seat()
-            .room
-            .with(|state| state.graphs.values().filter(|graph| graph.owner == owner).cloned().collect());
+        let owner = self.graph_client().owner;
+        let shared = &self.graph_client().shared;
+        let all: Vec<_> = shared
+            .with(|shared| shared.graphs.values().filter(|graph| graph.owner == owner).cloned().collect());
         let mut infos: Vec<_> = all
             .into_iter()
             .map(|graph| {
-                let state = graph.lock();
-                let uses = self.seat().room.with(|room| room.pins.of(state.id).cloned());
+                let state = graph.state.lock();
+                let uses = shared.with(|shared| shared.pins.of(state.id).cloned());
                 let (pinned, opaque_launches) = uses.map_or((Vec::new(), 0), |uses| {
                     (uses.memory.into_values().collect(), uses.opaque_launches)
                 });

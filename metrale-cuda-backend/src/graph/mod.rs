@@ -4,7 +4,7 @@
 //! ```text
 //!   begin_capture ──> work is recorded, not done ──> end_capture ──> launch_graph, again and again ──> destroy_graph
 //!        |               |            |                   |                     |
-//!        |               |            |                   |                     update_graph: other work, same shape
+//!        |               |            |                   |                     update_graph: other work, same nodes
 //!        |               |            |                   instantiates; the driver's template goes on every path
 //!        |               |            alloc, free, sync, query ...: refused before the driver is asked
 //!        |               what it uses is pinned: a free is refused until the graph is destroyed
@@ -13,14 +13,14 @@
 
 mod capture;
 mod captures;
+mod destroy;
 mod exec;
 mod gate;
 mod guard;
 mod info;
 mod pins;
 mod refusal;
-mod room;
-mod sieve;
+mod shared;
 mod update;
 
 pub use guard::CaptureGuard;
@@ -31,4 +31,4 @@ pub use update::GraphUpdate;
 
 pub(crate) use captures::Reach;
 pub(crate) use gate::Uses;
-pub(crate) use room::{Graph, Seat};
+pub(crate) use shared::GraphClient;

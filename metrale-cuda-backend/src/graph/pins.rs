@@ -9,7 +9,6 @@ use std::sync::Arc;
 use metrale_ledger::{AllocKind, LiveAllocation};
 
 use crate::gpu::GraphHandle;
-use crate::graph::sieve::Sieve;
 
 /// Which allocation, or part of an arena: its base address, among those of its sort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -36,11 +35,6 @@ impl Pin {
     pub(crate) fn of_part(base: u64) -> Self {
         Self { sort: Sort::Part, base }
     }
-
-    /// The base address, of whichever sort.
-    pub(crate) const fn base(self) -> u64 {
-        self.base
-    }
 }
 
 /// Who keeps memory pinned: a graph, or a capture that has not ended.
@@ -66,7 +60,7 @@ impl fmt::Display for PinHolder {
 
 /// What one capture, and then its graph, uses.
 #[derive(Clone, Debug)]
-pub(crate) struct Uses {
+pub(crate) struct GraphUses {
     pub(crate) holder: PinHolder,
     pub(crate) memory: BTreeMap<Pin, LiveAllocation>,
     /// Launches whose arguments are not known.
@@ -76,20 +70,16 @@ pub(crate) struct Uses {
 /// Everything that is pinned. A capture's number stays that of its graph.
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
-    uses: HashMap<u64, Uses>,
+    uses: HashMap<u64, GraphUses>,
     /// In the order in which they came to use it.
     holders: HashMap<Pin, Vec<u64>>,
-    /// Pinned since the sieve was told.
-    fresh: Vec<Pin>,
-    /// Something is pinned no more since the sieve was told.
-    fewer: bool,
 }
 
 impl Pins {
     /// Begins the uses of a capture.
     pub(crate) fn open(&mut self, id: u64, captured_at: &'static Location<'static>) {
         let holder = PinHolder { graph: None, name: None, captured_at };
-        self.uses.insert(id, Uses { holder, memory: BTreeMap::new(), opaque_launches: 0 });
+        self.uses.insert(id, GraphUses { holder, memory: BTreeMap::new(), opaque_launches: 0 });
     }
 
     /// Notes that a capture or graph uses an allocation.
@@ -106,7 +96,6 @@ impl Pins {
         let Some(uses) = self.uses.get_mut(&id) else { return };
         if uses.memory.insert(pin, allocation).is_none() {
             self.holders.entry(pin).or_default().push(id);
-            self.fresh.push(pin);
         }
     }
 
@@ -124,7 +113,7 @@ impl Pins {
         }
     }
 
-    /// Lets go of all that a capture or graph uses.
+    /// Releases all that a capture or graph uses.
     pub(crate) fn release(&mut self, id: u64) {
         let Some(uses) = self.uses.remove(&id) else { return };
         for pin in uses.memory.into_keys() {
@@ -132,14 +121,18 @@ impl Pins {
                 ids.retain(|&other| other != id);
                 if ids.is_empty() {
                     self.holders.remove(&pin);
-                    self.fewer = true;
                 }
             }
         }
     }
 
+    /// Allocations and parts that are pinned.
+    pub(crate) fn len(&self) -> usize {
+        self.holders.len()
+    }
+
     /// What a capture or graph uses.
-    pub(crate) fn of(&self, id: u64) -> Option<&Uses> {
+    pub(crate) fn of(&self, id: u64) -> Option<&GraphUses> {
         self.uses.get(&id)
     }
 
@@ -148,15 +141,6 @@ impl Pins {
         let ids = self.holders.get(&pin)?;
         let allocation = self.uses.get(ids.first()?)?.memory.get(&pin)?;
         Some((allocation, ids.iter().filter_map(|id| Some(self.uses.get(id)?.holder.clone())).collect()))
-    }
-
-    /// Tells the sieve what has changed.
-    pub(crate) fn publish(&mut self, sieve: &Sieve) {
-        if std::mem::take(&mut self.fewer) {
-            self.fresh.clear();
-            sieve.set(self.holders.keys().map(|pin| pin.base()));
-        }
-        self.fresh.drain(..).for_each(|pin| sieve.add(pin.base()));
     }
 }
 
@@ -176,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_pinned_until_the_last_user_lets_go() {
+    fn memory_is_pinned_until_the_last_user_releases_it() {
         let mut pins = Pins::default();
         for id in [1, 2] {
             pins.open(id, Location::caller());
@@ -188,20 +172,15 @@ mod tests {
         let pin = Pin::of(AllocKind::Managed, 0x200);
         let (owner, holders) = pins.holders(pin).unwrap();
         assert_eq!((owner.addr, holders.len()), (0x200, 2));
-        let sieve = Sieve::default();
-        pins.publish(&sieve);
-        assert!(sieve.may_hold(0x200) && !sieve.may_hold(0x400));
+        assert_eq!(pins.len(), 1);
         assert_eq!((holders[0].graph, holders[1].graph), (None, Some(GraphHandle(0x9))));
         assert!(holders[0].to_string().contains("has not ended"));
         assert!(holders[1].to_string().starts_with("graph \"decode\", captured at "));
         pins.release(1);
-        pins.publish(&sieve);
-        assert_eq!(pins.holders(pin).unwrap().1.len(), 1);
-        assert!(sieve.may_hold(0x200), "the second one still uses it");
+        assert_eq!((pins.holders(pin).unwrap().1.len(), pins.len()), (1, 1), "the second one still uses it");
         pins.release(2);
         pins.release(2);
-        pins.publish(&sieve);
-        assert_eq!((pins.holders(pin), sieve.may_hold(0x200)), (None, false));
+        assert_eq!((pins.holders(pin), pins.len()), (None, 0));
     }
 
     #[test]
@@ -219,8 +198,6 @@ mod tests {
         pins.add(7, allocation(0x200, AllocKind::Device));
         pins.add_opaque(7);
         pins.name(7, GraphHandle(1), "none".into());
-        let sieve = Sieve::default();
-        pins.publish(&sieve);
-        assert!(pins.of(7).is_none() && !sieve.may_hold(0x200));
+        assert!(pins.of(7).is_none() && pins.len() == 0);
     }
 }

@@ -18,7 +18,7 @@ use metrale_driver_sys::CUgraphExecUpdateResult;
 pub enum GraphUpdate {
     /// The graph does the new work from its next launch on.
     Updated,
-    /// Other nodes, or others that they wait for.
+    /// The nodes differ, or the nodes that they wait for.
     TopologyChanged {
         /// Nodes of the graph.
         nodes_before: usize,

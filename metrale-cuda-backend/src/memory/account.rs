@@ -110,7 +110,7 @@ pub enum AccountError {
         "the account does not close: its remainder is {stated_bytes} bytes, and {true_bytes} are left over"
     )]
     DoesNotClose {
-        /// The remainder as it stands there.
+        /// The remainder as it is there.
         stated_bytes: i64,
         /// What is left over.
         true_bytes: i64,

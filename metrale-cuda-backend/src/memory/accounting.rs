@@ -22,7 +22,7 @@ impl MetraleCudaBackend {
     /// The driver's used bytes and the ledger's totals, of one moment if the other threads let it be one.
     fn one_moment(&self) -> Result<(u64, Totals)> {
         let ask = || self.ask_memory_info().doing(|| "asking for the free memory".to_owned());
-        let ledger = self.book().ledger();
+        let ledger = self.ledger_writer().ledger();
         let mut before = ledger.snapshot().totals;
         for _ in 1..TRIES {
             let used_bytes = ask()?.used_bytes();
@@ -46,7 +46,7 @@ impl MetraleCudaBackend {
         let device_bytes = totals.live_bytes.saturating_sub(totals.managed_bytes);
         let mut terms = vec![
             Term::new("context baseline", signed(costs.baseline()), Quality::Measured)
-                .note("the context, and what others held when the backend began"),
+                .note("the context, and what all else held when the backend began"),
             Term::new("modules", costs.of(Cost::Modules).bytes(), Quality::Measured)
                 .note(counted(self.registry().modules().len() as u64, "module")),
             Term::new("streams", costs.of(Cost::Streams).bytes(), Quality::Measured).note(format!(

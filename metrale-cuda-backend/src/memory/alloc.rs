@@ -2,12 +2,12 @@
 //! Allocating and freeing device memory, with the ledger kept in step.
 //!
 //! ```text
-//! alloc:  bound? -> not above the total? -> driver gives -> ledger records -> bands laid -> DevicePtr
-//!                                                 `- on any failure from here on the memory goes back
+//! alloc:  bound? -> not above the total? -> driver allocates -> ledger records -> bands laid -> DevicePtr
+//!                                                 `- on any failure from here on the memory is freed
 //! free:   ledger forgets (or says what is wrong) -> bands checked -> driver frees
-//!                                                 `- refused: bound? the record is put back, marked
+//!                                                 `- refused: bound? the record is restored, marked
 //! ```
-//! Most of what is small takes the short way of [`small`](super::small).
+//! Most small allocations take the short path of [`small`](super::small).
 
 use std::panic::Location;
 
@@ -52,11 +52,11 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::alloc_managed`](crate::GpuBackend::alloc_managed).
     #[track_caller]
     pub fn alloc_managed(&self, bytes: usize) -> Result<DevicePtr> {
-        self.take(bytes, AllocKind::Managed, Location::caller())
+        self.alloc_kind(bytes, AllocKind::Managed, Location::caller())
     }
 
-    /// Gets memory of a kind from the driver and writes it down.
-    pub(crate) fn take(
+    /// Allocates memory of a kind and records it.
+    pub(crate) fn alloc_kind(
         &self,
         bytes: usize,
         kind: AllocKind,
@@ -78,24 +78,24 @@ impl MetraleCudaBackend {
         let _moving = self.moves(driver_bytes);
         let base = self
             .ask_for_memory(driver_bytes, kind)
-            .map_err(|error| self.not_given(error, bytes, kind, site))?;
+            .map_err(|error| self.alloc_error(error, bytes, kind, site))?;
         let addr = base.saturating_add(layout.front_bytes as u64);
-        self.record_given(base, addr, bytes, kind, site)?;
+        self.record_alloc(base, addr, bytes, kind, site)?;
         if let Some(plan) = plan.filter(|plan| plan.layout.has_bands())
             && let Err(error) = self.lay_bands(base, plan, site)
         {
             // What kept the bands from being laid is the error that counts.
-            let _ = self.book().forget(addr, kind);
-            if let Err(error) = self.give_to_driver(base) {
-                tracing::error!("{driver_bytes} bytes at {base:#x} could not be given back: {error}");
+            let _ = self.ledger_writer().forget(addr, kind);
+            if let Err(error) = self.driver_free(base) {
+                tracing::error!("{driver_bytes} bytes at {base:#x} could not be freed: {error}");
             }
             return Err(error);
         }
         Ok(DevicePtr(addr))
     }
 
-    /// Writes down what the driver has just given at `base`. What the ledger does not take goes back.
-    pub(crate) fn record_given(
+    /// Records what the driver has just allocated at `base`. Frees it where the ledger refuses it.
+    pub(crate) fn record_alloc(
         &self,
         base: u64,
         addr: u64,
@@ -103,13 +103,13 @@ impl MetraleCudaBackend {
         kind: AllocKind,
         site: &'static Location<'static>,
     ) -> Result<(), LedgerConflict> {
-        self.book().record(addr, bytes, kind, site).map_err(|misuse| {
-            let not_given_back = self.give_to_driver(base).err();
-            LedgerConflict { addr, bytes, reason: misuse.to_string(), not_given_back }
+        self.ledger_writer().record(addr, bytes, kind, site).map_err(|misuse| {
+            let not_freed = self.driver_free(base).err();
+            LedgerConflict { addr, bytes, reason: misuse.to_string(), not_freed }
         })
     }
 
-    /// The driver's memory, alone. What is in quarantine goes first where the driver has no more.
+    /// The driver's allocation, alone. Where the driver has no more, freed memory in quarantine is released first.
     fn ask_for_memory(&self, bytes: usize, kind: AllocKind) -> Result<u64, DriverError> {
         let ask = || {
             let mut addr = 0;
@@ -130,8 +130,8 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// The error for memory that the driver did not give.
-    pub(crate) fn not_given(
+    /// The error for an allocation that the driver refused.
+    pub(crate) fn alloc_error(
         &self,
         error: DriverError,
         bytes: usize,
@@ -145,9 +145,9 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// Takes memory off the ledger, then has the driver free it.
+    /// Removes memory from the ledger, then has the driver free it.
     #[track_caller]
-    pub(crate) fn give(&self, ptr: DevicePtr, kind: AllocKind, call: &'static str) -> Result<()> {
+    pub(crate) fn free_kind(&self, ptr: DevicePtr, kind: AllocKind, call: &'static str) -> Result<()> {
         if ptr.is_null() {
             return Ok(());
         }
@@ -163,19 +163,19 @@ impl MetraleCudaBackend {
         let record = self.forget(ptr.0, kind, call)?;
         let _moving = self.moves(record.as_ref().map_or(0, |record| record.bytes));
         if !there {
-            self.take_bands(ptr.0);
+            self.remove_bands(ptr.0);
             return Ok(());
         }
-        let Some(padded) = has_zones.then(|| self.take_bands(ptr.0)).flatten() else {
+        let Some(padded) = has_zones.then(|| self.remove_bands(ptr.0)).flatten() else {
             // The address says whose memory it is, so which context is current matters only where the driver says no.
-            return match self.give_to_driver(ptr.0) {
+            return match self.driver_free(ptr.0) {
                 Ok(()) => Ok(()),
                 Err(error) => self.not_freed(error, ptr, record.as_ref(), FREEING),
             };
         };
-        let answer = self.give_padded(&padded);
+        let answer = self.free_padded(&padded);
         if answer.is_err_and(|error| !is_teardown_noop(error.status)) {
-            self.put_bands_back(padded);
+            self.restore_bands(padded);
         }
         self.settle_free(answer, ptr.0, record.as_ref(), || format!("freeing {ptr}"))
     }
@@ -191,10 +191,10 @@ impl MetraleCudaBackend {
     ) -> Result<()> {
         let bound = if is_sticky(error.status) { Ok(true) } else { self.bound_to_free(doing) };
         let answer = match bound {
-            // The context took the memory with it.
+            // The memory went with the context.
             Ok(false) => Ok(()),
             Err(not_bound) if not_bound.is::<NotBound>() => {
-                self.book().put_back(ptr.0, record);
+                self.ledger_writer().restore(ptr.0, record);
                 return Err(not_bound);
             }
             Ok(true) | Err(_) => Err(error),
@@ -202,8 +202,8 @@ impl MetraleCudaBackend {
         self.settle_free(answer, ptr.0, record, || format!("freeing {ptr}"))
     }
 
-    /// Takes an address off the ledger before the driver is asked: the driver may hand it to another thread at once. Not
-    /// what a graph uses.
+    /// Removes an address from the ledger before the driver is asked: the driver may hand it to another thread at once.
+    /// Refused for what a graph uses.
     #[inline]
     #[track_caller]
     pub(crate) fn forget(
@@ -215,12 +215,12 @@ impl MetraleCudaBackend {
         let site = Location::caller();
         let forgotten = {
             let _unpinned = self.unpinned(addr, kind, call, site)?;
-            self.book().forget(addr, kind)
+            self.ledger_writer().forget(addr, kind)
         };
         forgotten.map_err(|cause| self.not_forgotten(&cause, addr, call, site))
     }
 
-    /// The error for what the ledger does not let go.
+    /// The error for what the ledger does not forget.
     #[cold]
     pub(crate) fn not_forgotten(
         &self,
@@ -245,13 +245,16 @@ impl MetraleCudaBackend {
                 let (at, bytes) = self.registry().device_symbol(module.name, global).ok()?;
                 let is_in = addr.checked_sub(at).is_some_and(|offset| offset < bytes as u64);
                 is_in.then(|| {
-                    format!("in the global {global:?} of module {:?}, and goes with it", module.name)
+                    format!(
+                        "in the global {global:?} of module {:?}, and is freed when that is unloaded",
+                        module.name
+                    )
                 })
             })
         })
     }
 
-    /// What the driver's answer to a free makes of the record that was taken off for it.
+    /// Finishes a free by the driver's answer: the record that was removed for it is restored where the driver refused.
     pub(crate) fn settle_free(
         &self,
         answer: Result<(), DriverError>,
@@ -261,10 +264,10 @@ impl MetraleCudaBackend {
     ) -> Result<()> {
         match answer {
             Ok(()) => Ok(()),
-            // The context took the memory with it.
+            // The memory went with the context.
             Err(error) if is_teardown_noop(error.status) => Ok(()),
             Err(error) => {
-                self.book().put_back(addr, record);
+                self.ledger_writer().restore(addr, record);
                 Err(failed(error, doing(), record.map(|record| format!("it stays on the ledger: {record}"))))
             }
         }
@@ -272,7 +275,7 @@ impl MetraleCudaBackend {
 
     /// The driver's free, alone.
     #[inline]
-    pub(crate) fn give_to_driver(&self, addr: u64) -> Result<(), DriverError> {
+    pub(crate) fn driver_free(&self, addr: u64) -> Result<(), DriverError> {
         // SAFETY: no memory is passed; the driver checks the address.
         unsafe { ask!(self.driver(), cuMemFree_v2(addr)) }
     }
@@ -284,7 +287,7 @@ pub(crate) fn refuse_no_bytes(bytes: usize, kind: AllocKind, site: &Location<'_>
         return Ok(());
     }
     Err(BadArgument::new(format!(
-        "an allocation of 0 bytes of {kind} memory at {site}: the driver has none to give; skip it, and use null for an \
+        "an allocation of 0 bytes of {kind} memory at {site}: the driver allocates none; skip it, and use null for an \
          empty tensor"
     )))
 }

@@ -13,12 +13,12 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::alloc_arena`](crate::GpuBackend::alloc_arena).
     #[track_caller]
     pub fn alloc_arena(&self, bytes: usize) -> Result<DevicePtr> {
-        self.take(bytes, AllocKind::Arena, Location::caller())
+        self.alloc_kind(bytes, AllocKind::Arena, Location::caller())
     }
 
     /// See [`GpuBackend::free_arena`](crate::GpuBackend::free_arena).
     #[track_caller]
     pub fn free_arena(&self, ptr: DevicePtr) -> Result<()> {
-        self.give(ptr, AllocKind::Arena, "free_arena")
+        self.free_kind(ptr, AllocKind::Arena, "free_arena")
     }
 }

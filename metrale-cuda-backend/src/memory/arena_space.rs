@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! [`ArenaSpace`]: where in an arena there is room. Numbers alone; touches no memory.
+//! [`ArenaSpace`]: where in an arena a part fits. Numbers alone; touches no memory.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use metrale_ledger::placement::PackingRule;
 /// allocations of their own would.
 pub const ARENA_GRANULE: u64 = PackingRule::H200.granularity_bytes();
 
-/// The free and the taken stretches of an arena. A part goes to the lowest address that fits.
+/// The free and the allocated stretches of an arena. A part goes to the lowest address that fits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ArenaSpace {
     /// The arena's first byte, for alignments above the granule.
@@ -28,8 +28,8 @@ impl ArenaSpace {
         Self { base, holes, taken: BTreeMap::new() }
     }
 
-    /// Takes `bytes` (above 0) aligned to `align`, a power of two: the offset, or none where there is no room.
-    pub(crate) fn take(&mut self, bytes: u64, align: u64) -> Option<u64> {
+    /// Allocates `bytes` (above 0) aligned to `align`, a power of two: the offset, or `None` where no hole is large enough.
+    pub(crate) fn alloc(&mut self, bytes: u64, align: u64) -> Option<u64> {
         let length = bytes.checked_next_multiple_of(ARENA_GRANULE)?;
         let align = align.max(ARENA_GRANULE);
         let fits = |(&at, &hole): (&u64, &u64)| {
@@ -48,8 +48,8 @@ impl ArenaSpace {
         Some(offset)
     }
 
-    /// Gives the part at `offset` back; false where none begins there.
-    pub(crate) fn give(&mut self, offset: u64) -> bool {
+    /// Frees the part at `offset`; false where none begins there.
+    pub(crate) fn free(&mut self, offset: u64) -> bool {
         let Some(mut length) = self.taken.remove(&offset) else { return false };
         let mut start = offset;
         if let Some(after) = self.holes.remove(&(start + length)) {
@@ -90,31 +90,31 @@ mod tests {
     fn parts_lie_one_behind_the_other_and_holes_are_filled_from_the_front() {
         let mut space = ArenaSpace::new(1 << 21, 10_000);
         assert_eq!(space.free_bytes(), 9728, "19 granules");
-        assert_eq!(space.take(1, 1), Some(0));
-        assert_eq!(space.take(513, 16), Some(512));
-        assert_eq!(space.take(512, 4096), Some(4096));
-        assert_eq!(space.take(512, 1), Some(1536), "in front of the aligned one");
-        assert!(space.give(512));
-        assert!(!space.give(512) && !space.give(1) && !space.give(513));
-        assert_eq!(space.take(2000, 1), Some(2048), "the hole of 1024 is too small");
-        assert_eq!(space.take(1024, 1), Some(512));
+        assert_eq!(space.alloc(1, 1), Some(0));
+        assert_eq!(space.alloc(513, 16), Some(512));
+        assert_eq!(space.alloc(512, 4096), Some(4096));
+        assert_eq!(space.alloc(512, 1), Some(1536), "in front of the aligned one");
+        assert!(space.free(512));
+        assert!(!space.free(512) && !space.free(1) && !space.free(513));
+        assert_eq!(space.alloc(2000, 1), Some(2048), "the hole of 1024 is too small");
+        assert_eq!(space.alloc(1024, 1), Some(512));
         assert_eq!(
             (space.free_bytes(), space.largest_hole_bytes()),
             (9728 - 512 - 1024 - 512 - 512 - 2048, 5120)
         );
-        assert_eq!(space.take(5121, 1), None);
-        assert_eq!((space.take(u64::MAX, 1), space.take(1, 1 << 63)), (None, None));
+        assert_eq!(space.alloc(5121, 1), None);
+        assert_eq!((space.alloc(u64::MAX, 1), space.alloc(1, 1 << 63)), (None, None));
     }
 
     #[test]
-    fn an_arena_below_a_granule_has_no_room() {
-        assert_eq!(ArenaSpace::new(0, 511).take(1, 1), None);
+    fn an_arena_below_a_granule_holds_nothing() {
+        assert_eq!(ArenaSpace::new(0, 511).alloc(1, 1), None);
     }
 
     proptest! {
         /// Held to a map of granules.
         #[test]
-        fn parts_share_nothing_and_all_given_back_is_one_hole(
+        fn parts_share_nothing_and_all_freed_is_one_hole(
             base in (0_u64..64).prop_map(|n| n * 512),
             steps in prop::collection::vec((any::<bool>(), 1_u64..5000, 0_u32..13, any::<prop::sample::Index>()), 1..200),
         ) {
@@ -131,7 +131,7 @@ mod tests {
                         (base + at as u64 * 512).is_multiple_of(align) && owner[at..at + granules].iter().all(Option::is_none)
                     });
                     let naive = naive.filter(|_| granules <= GRANULES);
-                    let got = space.take(bytes, align);
+                    let got = space.alloc(bytes, align);
                     prop_assert_eq!(got, naive.map(|at| at as u64 * 512));
                     if let Some(at) = naive {
                         owner[at..at + granules].fill(Some(number));
@@ -139,7 +139,7 @@ mod tests {
                     }
                 } else {
                     let (offset, granules) = live.swap_remove(which.index(live.len()));
-                    prop_assert!(space.give(offset));
+                    prop_assert!(space.free(offset));
                     let at = (offset / 512) as usize;
                     owner[at..at + granules as usize].fill(None);
                 }
@@ -147,7 +147,7 @@ mod tests {
                 prop_assert_eq!((space.free_bytes(), space.parts()), (free, live.len()));
             }
             for (offset, _) in live {
-                prop_assert!(space.give(offset));
+                prop_assert!(space.free(offset));
             }
             prop_assert_eq!(space, ArenaSpace::new(base, 64 * 512));
         }

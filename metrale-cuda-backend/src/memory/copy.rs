@@ -62,21 +62,21 @@ pub struct CopyOutOfBounds {
 }
 
 impl CopyOutOfBounds {
-    /// How far behind the allocation's base the end begins, in bytes.
+    /// How far after the allocation's base the end begins, in bytes.
     #[must_use]
     pub fn offset_bytes(&self) -> u64 {
         self.addr.wrapping_sub(self.owner.addr)
     }
 
-    /// How many bytes would lie behind the allocation.
+    /// How many bytes would lie past the end of the allocation.
     #[must_use]
     pub fn excess_bytes(&self) -> u64 {
-        self.bytes.saturating_sub(room(&self.owner.record, self.offset_bytes()))
+        self.bytes.saturating_sub(bytes_behind(&self.owner.record, self.offset_bytes()))
     }
 }
 
 /// Bytes of an allocation from `offset` on.
-fn room(record: &AllocRecord, offset: u64) -> u64 {
+fn bytes_behind(record: &AllocRecord, offset: u64) -> u64 {
     (record.bytes as u64).saturating_sub(offset)
 }
 
@@ -148,7 +148,7 @@ impl MetraleCudaBackend {
         let _held = self.hold_stream(stream, WHAT)?;
         const ADVICE: &str = "the graph would read the source at every replay, when it may be gone: use \
                               copy_h2d_async_retained and keep the source";
-        let _lent = self.seat().room.lend();
+        let _borrow = self.graph_client().shared.begin_borrowed_copy();
         self.outside_capture(Reach::Stream(stream), WHAT, ADVICE)?;
         self.not_beside_capture(stream, WHAT)?;
         self.within(WHAT, End::Destination, dst, src.len() as u64)?;
@@ -216,7 +216,7 @@ impl MetraleCudaBackend {
         const ADVICE: &str =
             "it waits for the stream; use copy_d2h_async_retained, and read after a launch of the graph";
         // Over the wait too: one that a capture fails would leave the copy under way.
-        let _lent = self.seat().room.lend();
+        let _borrow = self.graph_client().shared.begin_borrowed_copy();
         self.outside_capture(Reach::Stream(stream), WHAT, ADVICE)?;
         self.not_beside_capture(stream, WHAT)?;
         self.within(WHAT, End::Source, src, dst.len() as u64)?;
@@ -293,7 +293,7 @@ impl MetraleCudaBackend {
     /// memory: what passes is memory that no Rust code has borrowed. The thread is known to be bound.
     pub(crate) fn within(&self, operation: &'static str, end: End, ptr: DevicePtr, bytes: u64) -> Result<()> {
         let addr = ptr.0;
-        match self.book().whois(addr) {
+        match self.ledger_writer().whois(addr) {
             Whois::Live { allocation, .. } if allocation.record.kind == AllocKind::Pinned => {
                 let found = FoundMemory::Pinned(Box::new(allocation));
                 Err(NotDeviceMemory { operation, end, addr, found }.into())
@@ -308,7 +308,9 @@ impl MetraleCudaBackend {
                 ))
                 .into())
             }
-            Whois::Live { allocation, offset_bytes } if bytes > room(&allocation.record, offset_bytes) => {
+            Whois::Live { allocation, offset_bytes }
+                if bytes > bytes_behind(&allocation.record, offset_bytes) =>
+            {
                 Err(CopyOutOfBounds { operation, end, addr, bytes, owner: Box::new(allocation) }.into())
             }
             Whois::Live { allocation, .. } => match self.leaves_part(addr, bytes, &allocation) {
@@ -359,7 +361,7 @@ impl MetraleCudaBackend {
         let last = first.saturating_add(src.len() as u64 - 1);
         for addr in [first, last] {
             let ours = matches!(
-                self.book().whois(addr),
+                self.ledger_writer().whois(addr),
                 Whois::Live { allocation, .. } if matches!(allocation.record.kind, AllocKind::Pinned | AllocKind::Managed)
             );
             if ours || self.memory_type(addr)?.is_some() {
@@ -388,7 +390,7 @@ impl MetraleCudaBackend {
             });
             text.push_str(&ptr.to_string());
             // A range that is live and large enough explains nothing; the advice for the status may.
-            match self.book().whois(ptr.0) {
+            match self.ledger_writer().whois(ptr.0) {
                 Whois::Live { .. } => {}
                 whois => hints.push(format!("the {end} is {whois}")),
             }

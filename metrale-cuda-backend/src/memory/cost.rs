@@ -26,8 +26,8 @@ pub(crate) struct Costs {
     terms: [Measured; 3],
     /// Bytes used when the context was there and nothing of this backend.
     baseline: AtomicU64,
-    /// Held over a measurement, so that none measures the other's.
-    turn: Mutex<()>,
+    /// Held over a measurement, so that no measurement counts what another makes the driver take.
+    measuring: Mutex<()>,
     /// Large allocations and frees that ledger and driver do not agree on yet.
     moving: AtomicUsize,
 }
@@ -98,7 +98,7 @@ impl MetraleCudaBackend {
         cost: Cost,
         act: impl FnOnce() -> Result<T>,
     ) -> Result<(T, Option<i64>)> {
-        let _turn = self.costs().turn.lock();
+        let _alone = self.costs().measuring.lock();
         let before = self.settled_unledgered_bytes();
         let answer = act()?;
         let bytes = before.zip(self.settled_unledgered_bytes()).map(|(before, after)| after - before);
@@ -108,8 +108,8 @@ impl MetraleCudaBackend {
         Ok((answer, bytes))
     }
 
-    /// To be held from before the driver is asked for large memory until the ledger has it, and from when the ledger has let
-    /// it go until the driver has. Small ones cost too little time to be met twice, and too much to be counted.
+    /// To be held from before the driver is asked for large memory until the ledger has recorded it, and from when the ledger
+    /// has forgotten it until the driver has freed it. Small ones take too little time to be seen in two readings, and counting them would cost too much.
     #[inline]
     pub(crate) fn moves(&self, bytes: usize) -> Option<Moving<'_>> {
         (bytes as u64 >= SMALL_ALLOC_CHUNK).then(|| {
@@ -120,7 +120,7 @@ impl MetraleCudaBackend {
     }
 
     /// [`unledgered_bytes`](Self::unledgered_bytes), twice the same while nothing large moves; `None` where that does not
-    /// come about, for a figure in between would be wrong for good.
+    /// happen, because a figure in between would stay wrong.
     fn settled_unledgered_bytes(&self) -> Option<i64> {
         let mut last = None;
         for _ in 0..LOOKS {
@@ -141,7 +141,7 @@ impl MetraleCudaBackend {
     /// The driver's used bytes less the pages that the ledger knows.
     fn unledgered_bytes(&self) -> Option<i64> {
         let used = self.ask_memory_info().ok()?.used_bytes();
-        let ledger = self.book().ledger();
+        let ledger = self.ledger_writer().ledger();
         let pages = ledger.resident_bytes().saturating_add(ledger.arena_resident_bytes());
         Some(used as i64 - pages as i64)
     }

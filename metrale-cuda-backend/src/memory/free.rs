@@ -55,7 +55,7 @@ impl Default for Polling {
     }
 }
 
-/// What is known of the device without its driver, and where the host's figure stands.
+/// What is known of the device without its driver, and where the host's figure is.
 #[derive(Clone, Debug)]
 pub(crate) struct FreeFacts<'a> {
     pub(crate) integrated: bool,
@@ -127,7 +127,7 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::poll_free_memory`](crate::GpuBackend::poll_free_memory).
     pub fn poll_free_memory(&self) -> Result<PolledFree> {
         self.may_ask("polling the free memory")?;
-        let ledger = self.book().ledger();
+        let ledger = self.ledger_writer().ledger();
         let resident = || ledger.resident_bytes().saturating_add(ledger.arena_resident_bytes()) as u64;
         let mut refused = None;
         let mut poll = self.polling().0.lock();

@@ -22,7 +22,7 @@ pub struct MemInfo {
     pub total_bytes: u64,
     /// `MemFree`: what nothing at all uses, not even the page cache.
     pub free_bytes: Option<u64>,
-    /// `MemAvailable`, as it stands in the text: the kernel's own estimate of what a new program could have.
+    /// `MemAvailable`, as it is in the text: the kernel's own estimate of what a new program could have.
     pub available_bytes: Option<u64>,
     /// `Buffers`.
     pub buffers_bytes: Option<u64>,
@@ -64,7 +64,7 @@ pub enum MemInfoNote {
         /// What is left of it.
         line: String,
     },
-    /// A key stands there twice; the first value counts.
+    /// A key is there twice; the first value counts.
     #[error("{key} stands there more than once; the first value counts")]
     Duplicate {
         /// The key.
@@ -216,7 +216,7 @@ impl MemInfo {
 
     /// Reads a text, with either line end.
     ///
-    /// A last line that is cut off is not read. Of a key that stands there twice the first counts. Lines that nothing
+    /// A last line that is cut off is not read. Of a key that is there twice the first counts. Lines that nothing
     /// here needs may say what they like.
     ///
     /// ```

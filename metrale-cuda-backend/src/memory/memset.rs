@@ -98,7 +98,7 @@ impl MetraleCudaBackend {
     ) -> Error {
         let after = || format!("{doing}, {} at {dst}", ByteSize::of(bytes));
         // SAFETY: the caller's promise.
-        unsafe { self.probe(error, stream, after) };
+        unsafe { self.check_after_refusal(error, stream, after) };
         self.copy_failed(error, doing, None, Some(dst), bytes)
     }
 }

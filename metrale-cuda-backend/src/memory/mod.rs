@@ -16,7 +16,7 @@ mod out_of_memory;
 mod packed_arena;
 mod peer;
 mod pinned;
-mod pinned_book;
+mod pinned_table;
 mod small;
 mod upload;
 
@@ -40,7 +40,7 @@ pub use not_device::{FoundMemory, NotDeviceMemory};
 pub use out_of_memory::{Holder, OutOfMemory, Verdict};
 pub use packed_arena::{ArenaError, PackedArena};
 pub use pinned::{PinnedBuffer, PinnedPtr};
-pub use pinned_book::StalePinned;
+pub use pinned_table::StalePinned;
 pub use upload::Uploader;
 
 pub use account::{Account, AccountError, Quality, Term};
@@ -57,5 +57,5 @@ pub use watchdog::{
 
 pub(crate) use cost::{Cost, Costs};
 pub(crate) use free::{Polling, memory_info_of};
-pub(crate) use pinned_book::PinnedBook;
+pub(crate) use pinned_table::PinnedTable;
 pub(crate) use small::small_most;

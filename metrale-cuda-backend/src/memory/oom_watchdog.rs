@@ -69,7 +69,7 @@ struct Reader {
 impl Reader {
     fn read(&self) -> Option<u64> {
         let host = self.host.upgrade()?;
-        // Every time, for a handler or a driver may have changed what is current.
+        // Every time, because a handler or a driver may have changed what is current.
         let driver_free = host
             .bind_to_thread()
             .and_then(|()| memory_info_of(host.driver()))

@@ -52,7 +52,7 @@ pub enum Verdict {
         /// Bytes still missing when all that this backend holds is freed.
         beyond_ours_bytes: u64,
     },
-    /// As much is free, and the driver refused all the same: another took it meanwhile, or a limit is in force.
+    /// As much is free, and the driver refused anyway: another took it meanwhile, or a limit is in force.
     EnoughIsFree,
     /// The host has no more to pin; the device's figures do not bear on it.
     Host,
@@ -126,10 +126,10 @@ impl MetraleCudaBackend {
     ) -> OutOfMemory {
         // A driver that cannot say how much is free leaves the rest of the answer as useful as it was.
         let free_bytes = self.ask_memory_info().ok().map(|info| info.free_bytes);
-        let snapshot = self.book().ledger().snapshot();
+        let snapshot = self.ledger_writer().ledger().snapshot();
         let request =
             Request { kind, bytes: bytes as u64, site, driver, ordinal: self.ordinal(), free_bytes };
-        let mut events = self.book().ledger().recent_events();
+        let mut events = self.ledger_writer().ledger().recent_events();
         let last_events = events.split_off(events.len().saturating_sub(EVENTS));
         OutOfMemory { last_events, ..request.answer(&snapshot, self.total_bytes()) }
     }
@@ -199,7 +199,7 @@ fn verdict(
         return Verdict::AboveTotal { excess_bytes: bytes - total };
     }
     let Some(free) = free else { return Verdict::Unknown };
-    // New memory comes in whole pages; what is smaller was refused because no chunk had room and no page was left.
+    // New memory comes in whole pages; what is smaller was refused because no chunk had a large enough hole and no page was left.
     let needed = bytes.checked_next_multiple_of(SMALL_ALLOC_CHUNK).unwrap_or(u64::MAX);
     let missing_bytes = needed.saturating_sub(free);
     if missing_bytes == 0 {
@@ -279,7 +279,7 @@ impl fmt::Display for Verdict {
         match *self {
             Self::AboveTotal { excess_bytes } => write!(
                 f,
-                "it never will, for it is {} more than the whole device: split it, or use a smaller or quantized model",
+                "it never will, because it is {} more than the whole device: split it, or use a smaller or quantized model",
                 ByteSize(excess_bytes)
             ),
             Self::FreeOurs { missing_bytes, sites, scopes } => {
@@ -328,7 +328,7 @@ impl fmt::Display for Largest {
     }
 }
 
-/// The driver's answer stands in the text; as a source it would be said twice.
+/// The driver's answer is in the text; as a source it would be said twice.
 impl core::error::Error for OutOfMemory {}
 
 #[cfg(test)]

@@ -25,11 +25,11 @@ use crate::memory::arena_space::{ARENA_GRANULE, ArenaSpace};
 pub enum ArenaError {
     /// No free stretch is long enough.
     #[error(
-        "no room for {name} ({}, aligned to {align}) in the arena of {} from {arena_site}: it holds {parts} parts, {} are \
-         free, {} the longest stretch; make the arena larger, or give parts back",
+        "no space for {name} ({}, aligned to {align}) in the arena of {} from {arena_site}: it holds {parts} parts, {} are \
+         free, {} the longest stretch; make the arena larger, or free parts",
         ByteSize(*bytes), ByteSize(*arena_bytes), ByteSize(*free_bytes), ByteSize(*largest_hole_bytes)
     )]
-    NoRoom {
+    NoSpace {
         /// The name that was to be.
         name: String,
         /// Bytes asked for.
@@ -47,15 +47,15 @@ pub enum ArenaError {
         /// Bytes of the longest free stretch.
         largest_hole_bytes: u64,
     },
-    /// What was given back is no part of this arena, or no longer; the line of the first time is told where it is known.
-    #[error("give called at {site}: {cause}")]
+    /// What was to be freed is no part of this arena, or no longer; the line of the first free is told where it is known.
+    #[error("free_part called at {site}: {cause}")]
     NotAPart {
         /// The line that called.
         site: &'static Location<'static>,
         /// What is wrong.
         cause: SubRangeError,
     },
-    /// The ledger does not take the part: the arena was freed behind its owner's back.
+    /// The ledger refuses the part: the arena was freed by its address.
     #[error("{name} cannot be put into its arena: {cause}")]
     Refused {
         /// The name that was to be.
@@ -65,10 +65,10 @@ pub enum ArenaError {
     },
 }
 
-/// One allocation that gives out named parts of itself. Made by [`MetraleCudaBackend::packed_arena`], with a reference to the
+/// One allocation that is split into named parts. Made by [`MetraleCudaBackend::packed_arena`], with a reference to the
 /// backend, or by [`packed_arena_owned`](MetraleCudaBackend::packed_arena_owned), with a share in it, to be kept beside it.
 ///
-/// [`take`](Self::take) and [`give`](Self::give) ask no driver and may be called from any thread. Dropped or
+/// [`alloc`](Self::alloc) and [`free_part`](Self::free_part) ask no driver and may be called from any thread. Dropped or
 /// [freed](Self::free), the arena goes back whole, and all parts with it: nothing may use them any more.
 ///
 /// ```
@@ -79,8 +79,8 @@ pub enum ArenaError {
 /// let sizes = [3 << 20, 4096, 100, 3 << 20];
 /// let bytes = PackedArena::bytes_for(sizes).expect("below 2^64");
 /// let arena = backend.packed_arena(bytes)?;
-/// let weight = arena.take("layers.0.weight", 3 << 20)?;
-/// let bias = arena.take("layers.0.bias", 4096)?;
+/// let weight = arena.alloc("layers.0.weight", 3 << 20)?;
+/// let bias = arena.alloc("layers.0.bias", 4096)?;
 /// assert_eq!(bias, weight.offset(3 << 20));
 /// backend.copy_h2d(&[7; 4096], bias)?;
 /// # if cfg!(feature = "ledger") {
@@ -88,7 +88,7 @@ pub enum ArenaError {
 /// assert!(backend.copy_h2d(&[7; 4097], bias).is_err());
 /// assert!(backend.alloc_report(10, 0).contains("layers.0.bias"));
 /// # }
-/// arena.give(bias)?;
+/// arena.free_part(bias)?;
 /// arena.free()?;
 /// # Ok::<(), anyhow::Error>(())
 /// ```
@@ -102,7 +102,7 @@ pub struct PackedArena<B: Deref<Target = MetraleCudaBackend>> {
 }
 
 impl MetraleCudaBackend {
-    /// Allocates an arena of `bytes` bytes, rounded up to whole 512, as its parts and the driver take them, to take named parts
+    /// Allocates an arena of `bytes` bytes, rounded up to whole 512, as its parts and the driver count them, to allocate named parts
     /// from. Blocks and fails as
     /// [`GpuBackend::alloc_arena`](crate::GpuBackend::alloc_arena).
     ///
@@ -135,7 +135,7 @@ impl MetraleCudaBackend {
         if arena.record.kind != AllocKind::Arena {
             return None;
         }
-        let ledger = self.book().ledger();
+        let ledger = self.ledger_writer().ledger();
         let part = ledger.sub_range_at(addr)?;
         let end_of = |addr: u64, bytes: usize| addr.saturating_add(bytes as u64);
         let end = addr.saturating_add(bytes);
@@ -152,7 +152,7 @@ impl MetraleCudaBackend {
 }
 
 impl PackedArena<&MetraleCudaBackend> {
-    /// Bytes of an arena that holds parts of these sizes, taken in any order without an alignment of their own; `None` where 64 bits
+    /// Bytes of an arena that holds parts of these sizes, allocated in any order without an alignment of their own; `None` where 64 bits
     /// do not count them. As `metrale_ledger::plan` counts it, before whole pages.
     #[must_use]
     pub fn bytes_for(sizes: impl IntoIterator<Item = usize>) -> Option<usize> {
@@ -167,31 +167,31 @@ impl<B: Deref<Target = MetraleCudaBackend>> PackedArena<B> {
     fn new(backend: B, bytes: usize, site: &'static Location<'static>) -> Result<Self> {
         // More than can be rounded up is more than there is.
         let bytes = bytes.checked_next_multiple_of(ARENA_GRANULE as usize).unwrap_or(bytes);
-        let base = backend.take(bytes, AllocKind::Arena, site)?;
+        let base = backend.alloc_kind(bytes, AllocKind::Arena, site)?;
         let space = Mutex::new(ArenaSpace::new(base.0, bytes as u64));
         Ok(Self { backend, base, bytes, site, space, is_freed: false })
     }
 
-    /// Takes `bytes` bytes under a name, aligned to 512. Asks no driver; allowed during a capture. The memory is not cleared.
+    /// Allocates a part of `bytes` bytes under a name, aligned to 512. Asks no driver; allowed during a capture. The memory is not cleared.
     ///
     /// # Errors
-    /// [`ArenaError::NoRoom`]; [`BadArgument`](crate::BadArgument) for 0 bytes; [`ArenaError::Refused`] where the arena was
+    /// [`ArenaError::NoSpace`]; [`BadArgument`](crate::BadArgument) for 0 bytes; [`ArenaError::Refused`] where the arena was
     /// freed by its address.
     #[track_caller]
-    pub fn take(&self, name: &str, bytes: usize) -> Result<DevicePtr> {
-        self.take_at(name, bytes, 1, Location::caller())
+    pub fn alloc(&self, name: &str, bytes: usize) -> Result<DevicePtr> {
+        self.alloc_at(name, bytes, 1, Location::caller())
     }
 
-    /// [`take`](Self::take) with an alignment, a power of two.
+    /// [`alloc`](Self::alloc) with an alignment, a power of two.
     ///
     /// # Errors
     /// As there; [`BadArgument`](crate::BadArgument) for another alignment.
     #[track_caller]
-    pub fn take_aligned(&self, name: &str, bytes: usize, align: usize) -> Result<DevicePtr> {
-        self.take_at(name, bytes, align, Location::caller())
+    pub fn alloc_aligned(&self, name: &str, bytes: usize, align: usize) -> Result<DevicePtr> {
+        self.alloc_at(name, bytes, align, Location::caller())
     }
 
-    fn take_at(
+    fn alloc_at(
         &self,
         name: &str,
         bytes: usize,
@@ -211,8 +211,8 @@ impl<B: Deref<Target = MetraleCudaBackend>> PackedArena<B> {
             .into());
         }
         let mut space = self.space.lock();
-        let Some(offset) = space.take(bytes as u64, align as u64) else {
-            return Err(ArenaError::NoRoom {
+        let Some(offset) = space.alloc(bytes as u64, align as u64) else {
+            return Err(ArenaError::NoSpace {
                 name: name.to_owned(),
                 bytes: bytes as u64,
                 align: align as u64,
@@ -225,31 +225,31 @@ impl<B: Deref<Target = MetraleCudaBackend>> PackedArena<B> {
             .into());
         };
         // Under the lock, so that another thread's part at this place ends before this one begins.
-        if let Err(cause) = self.backend.book().begin_part(self.base.0, offset, bytes, name, site) {
-            space.give(offset);
+        if let Err(cause) = self.backend.ledger_writer().begin_part(self.base.0, offset, bytes, name, site) {
+            space.free(offset);
             return Err(ArenaError::Refused { name: name.to_owned(), cause }.into());
         }
         Ok(self.base.offset(offset))
     }
 
-    /// Gives a part back, by its first byte, for others to be put there. Asks no driver and waits for nothing: work that still
-    /// uses the part must be ordered before whatever uses its place next. Null is nothing.
+    /// Frees a part, by its first byte, so that another can be put there. Asks no driver and waits for nothing: work that still
+    /// uses the part must be ordered before the work that uses its place next. Null does nothing.
     ///
     /// # Errors
-    /// [`ArenaError::NotAPart`]: given back before (with both lines), inside a part, or another's.
+    /// [`ArenaError::NotAPart`]: freed before (with both lines), inside a part, or a part of another arena.
     /// [`PinnedByGraph`](crate::PinnedByGraph) where a graph or a capture uses it.
     #[track_caller]
-    pub fn give(&self, part: DevicePtr) -> Result<()> {
+    pub fn free_part(&self, part: DevicePtr) -> Result<()> {
         if part.is_null() {
             return Ok(());
         }
         let site = Location::caller();
-        let _unpinned = self.backend.unpinned_part(part.0, "give", site)?;
+        let _unpinned = self.backend.unpinned_part(part.0, "free_part", site)?;
         let mut space = self.space.lock();
         let offset = part.0.checked_sub(self.base.0).filter(|&offset| offset < self.bytes as u64);
         let cause = match offset {
-            Some(offset) => match self.backend.book().end_part(part.0) {
-                Ok(()) if space.give(offset) => return Ok(()),
+            Some(offset) => match self.backend.ledger_writer().end_part(part.0) {
+                Ok(()) if space.free(offset) => return Ok(()),
                 Ok(()) => SubRangeError::Unknown { addr: part.0 },
                 Err(cause) => cause,
             },

@@ -21,7 +21,7 @@ impl MetraleCudaBackend {
     /// Copies `bytes` from this backend's device to that of `to`, in the order of `stream`, a stream of this backend. Both
     /// may be on one device.
     ///
-    /// Does not block. Valid on `stream`; to make work of the other device wait for it, record an event behind it and let a
+    /// Does not block. Valid on `stream`; to make work of the other device wait for it, record an event after it and let a
     /// stream of `to` [wait](Self::wait_peer_event) for that. What was queued on the other device before is not
     /// waited for. The devices need no access to each other's memory: the driver goes by the host where they have none.
     ///
@@ -208,7 +208,7 @@ impl MetraleCudaBackend {
         }
         let mut hints = Vec::new();
         for (end, backend, ptr) in [(End::Source, self, src), (End::Destination, to, dst)] {
-            match backend.book().whois(ptr.0) {
+            match backend.ledger_writer().whois(ptr.0) {
                 Whois::Live { .. } => {}
                 whois => hints.push(format!("the {end} is {whois}")),
             }

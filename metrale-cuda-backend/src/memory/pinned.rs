@@ -16,7 +16,7 @@ use crate::call::ask;
 use crate::error::LedgerConflict;
 use crate::graph::Reach;
 use crate::memory::alloc::{ALLOCATE_BEFORE, FREE_AFTER, refuse_no_bytes};
-use crate::memory::pinned_book::LivePinned;
+use crate::memory::pinned_table::LivePinned;
 
 /// Pinned host memory by its address and size, as [`GpuBackend::alloc_pinned`](crate::GpuBackend::alloc_pinned) returns it.
 ///
@@ -112,25 +112,25 @@ impl MetraleCudaBackend {
         let mut address = core::ptr::null_mut();
         // SAFETY: the result pointer is a local.
         unsafe { ask!(self.driver(), cuMemAllocHost_v2(&mut address, bytes)) }
-            .map_err(|error| self.not_given(error, bytes, AllocKind::Pinned, site))?;
+            .map_err(|error| self.alloc_error(error, bytes, AllocKind::Pinned, site))?;
         let Some(address) = NonNull::new(address.cast::<u8>()) else {
             let reason = "null is no address".to_owned();
-            return Err(LedgerConflict { addr: 0, bytes, reason, not_given_back: None }.into());
+            return Err(LedgerConflict { addr: 0, bytes, reason, not_freed: None }.into());
         };
         // SAFETY: the driver has just allocated `bytes` bytes there, and nobody else knows the address.
         unsafe { address.write_bytes(0, bytes) };
         let live = LivePinned::new(bytes, site);
         let pinned = PinnedPtr { address, bytes, generation: live.generation() };
         let addr = pinned.addr();
-        // Book and ledger change together, so that no free on another thread sees the one without the other.
-        let mut book = self.pinned_book();
-        if let Err(misuse) = self.book().record(addr, bytes, AllocKind::Pinned, site) {
-            book.strike(addr);
-            drop(book);
-            let not_given_back = self.give_pinned_to_driver(addr).err();
-            return Err(LedgerConflict { addr, bytes, reason: misuse.to_string(), not_given_back }.into());
+        // Table and ledger change under one lock, so that no free on another thread sees the one change without the other.
+        let mut table = self.pinned_table();
+        if let Err(misuse) = self.ledger_writer().record(addr, bytes, AllocKind::Pinned, site) {
+            table.remove_stale(addr);
+            drop(table);
+            let not_freed = self.driver_free_pinned(addr).err();
+            return Err(LedgerConflict { addr, bytes, reason: misuse.to_string(), not_freed }.into());
         }
-        book.enter(addr, live);
+        table.insert(addr, live);
         Ok(pinned)
     }
 
@@ -140,27 +140,27 @@ impl MetraleCudaBackend {
         let site = Location::caller();
         let there = self.bound_to_free("freeing pinned memory")?;
         self.outside_capture(Reach::Thread, "freeing pinned memory", FREE_AFTER)?;
-        let mut book = self.pinned_book();
+        let mut table = self.pinned_table();
         // An address alone proves nothing: by now it may be that of a buffer somebody else has borrowed.
-        if book.at(pinned).is_some_and(|live| live.generation() != pinned.generation()) {
-            return Err(book.stale(pinned, site).into());
+        if table.at(pinned).is_some_and(|live| live.generation() != pinned.generation()) {
+            return Err(table.stale(pinned, site).into());
         }
         // Where nothing is live there, the ledger knows best what was.
         let record = self.forget(pinned.addr(), AllocKind::Pinned, "free_pinned")?;
-        let live = book.leave(pinned, site).ok_or_else(|| book.stale(pinned, site))?;
-        drop(book);
-        let answer = if there { self.give_pinned_to_driver(pinned.addr()) } else { Ok(()) };
-        let mut book = self.pinned_book();
+        let live = table.remove(pinned, site).ok_or_else(|| table.stale(pinned, site))?;
+        drop(table);
+        let answer = if there { self.driver_free_pinned(pinned.addr()) } else { Ok(()) };
+        let mut table = self.pinned_table();
         let settled =
             self.settle_free(answer, pinned.addr(), record.as_ref(), || format!("freeing {pinned}"));
         if settled.is_err() {
-            book.enter(pinned.addr(), live);
+            table.insert(pinned.addr(), live);
         }
         settled
     }
 
     /// The driver's free of pinned memory, alone.
-    pub(crate) fn give_pinned_to_driver(&self, addr: u64) -> Result<(), DriverError> {
+    pub(crate) fn driver_free_pinned(&self, addr: u64) -> Result<(), DriverError> {
         let address = core::ptr::without_provenance_mut::<c_void>(addr as usize);
         // SAFETY: the driver checks that the address is pinned memory of its own and follows it nowhere else.
         unsafe { ask!(self.driver(), cuMemFreeHost(address)) }
@@ -168,7 +168,7 @@ impl MetraleCudaBackend {
 }
 
 /// Pinned host memory that is freed when it is dropped. Derefs to its bytes. Where it may not be freed, on a thread that
-/// captures or while a graph copies from it, the drop says so in the log, and it stays until its backend goes.
+/// captures or while a graph copies from it, the drop says so in the log, and it stays until its backend is dropped.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -225,7 +225,7 @@ impl Drop for PinnedBuffer<'_> {
             && self.backend.context_fault().is_none()
         {
             tracing::error!(
-                "{} of {} bytes stays until its backend goes: {error:#}",
+                "{} of {} bytes stays until its backend is dropped: {error:#}",
                 self.pinned,
                 self.pinned.len()
             );

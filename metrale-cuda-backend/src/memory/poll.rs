@@ -100,7 +100,7 @@ mod tests {
         assert_eq!((more.free_bytes, more.age, more.ledger_change_bytes), (300, half, 200));
         let less = poll.poll(start + half, 0, || panic!("it is not due")).unwrap();
         assert_eq!((less.free_bytes, less.ledger_change_bytes), (600, -100));
-        // Due: the driver's own figure again, which also knows what others took.
+        // Due: the driver's own figure again, which also counts what other processes allocated.
         let fresh = poll.poll(start + SECOND, 300, || info(250)).unwrap();
         assert_eq!((fresh.free_bytes, fresh.age, fresh.ledger_change_bytes), (250, Duration::ZERO, 0));
     }

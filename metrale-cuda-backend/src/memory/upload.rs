@@ -15,7 +15,7 @@ use crate::memory::PinnedPtr;
 ///
 /// ```text
 ///   source ──memcpy──> buffer A ──DMA──> device        the device reads A while the host fills B;
-///                      buffer B                         an event behind the last copy of each says when it may be filled anew
+///                      buffer B                         an event after the last copy of each says when it may be filled anew
 /// ```
 ///
 /// Small pieces share a buffer, large ones are cut. It has a stream of its own. What was uploaded is valid on every stream
@@ -40,14 +40,14 @@ pub struct Uploader<'backend> {
     backend: &'backend MetraleCudaBackend,
     stream: u64,
     /// The one being filled is `slots[0]`.
-    slots: [Slot; 2],
+    slots: [StagingSlot; 2],
     queued_bytes: u64,
 }
 
 /// One pinned buffer.
-struct Slot {
+struct StagingSlot {
     buffer: PinnedPtr,
-    /// Recorded behind the last copy out of the buffer.
+    /// Recorded after the last copy out of the buffer.
     event: u64,
     /// Bytes from the start that copies are reading or will read.
     used_bytes: usize,
@@ -60,7 +60,7 @@ impl<'backend> Uploader<'backend> {
     ///
     /// # Errors
     /// As [`alloc_pinned`](crate::GpuBackend::alloc_pinned) and [`create_stream`](crate::GpuBackend::create_stream);
-    /// nothing is left behind.
+    /// nothing is left.
     #[track_caller]
     pub fn new(backend: &'backend MetraleCudaBackend, buffer_bytes: usize) -> Result<Self> {
         if buffer_bytes == 0 {
@@ -71,11 +71,11 @@ impl<'backend> Uploader<'backend> {
             tell(backend.destroy_stream(stream));
             error
         };
-        let first = Slot::new(backend, buffer_bytes).map_err(undo)?;
-        match Slot::new(backend, buffer_bytes) {
+        let first = StagingSlot::new(backend, buffer_bytes).map_err(undo)?;
+        match StagingSlot::new(backend, buffer_bytes) {
             Ok(second) => Ok(Self { backend, stream, slots: [first, second], queued_bytes: 0 }),
             Err(error) => {
-                tell(first.give_back(backend));
+                tell(first.free(backend));
                 Err(undo(error))
             }
         }
@@ -102,16 +102,16 @@ impl<'backend> Uploader<'backend> {
             let piece = &data[done..];
             let piece = &piece[..piece.len().min(slot.buffer.len() - slot.used_bytes)];
             // SAFETY: `used_bytes` is less than the buffer's size.
-            let room = unsafe { slot.buffer.as_ptr().add(slot.used_bytes) };
-            // SAFETY: the piece fits the room behind `used_bytes`, which no queued copy reads, and is no pinned memory of
+            let free = unsafe { slot.buffer.as_ptr().add(slot.used_bytes) };
+            // SAFETY: the piece fits behind `used_bytes`, which no queued copy reads, and is no pinned memory of
             // this uploader, which nobody else has an address of.
-            unsafe { room.copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
+            unsafe { free.copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
             // Counted as read from here on, whatever the driver answers.
             slot.used_bytes += piece.len();
             let to = dst.offset(done as u64);
-            // SAFETY: the bytes are not written again before the event behind this copy has passed, nor freed before the
+            // SAFETY: the bytes are not written again before the event after this copy has passed, nor freed before the
             // stream is done.
-            unsafe { self.backend.copy_h2d_async_retained(room, piece.len(), to, self.stream)? };
+            unsafe { self.backend.copy_h2d_async_retained(free, piece.len(), to, self.stream)? };
             done += piece.len();
             self.queued_bytes += piece.len() as u64;
         }
@@ -156,7 +156,7 @@ impl Drop for Uploader<'_> {
         // Waited for first: the device may be reading the buffers.
         let mut outcome = self.finish().map(drop);
         for slot in &self.slots {
-            let given = slot.give_back(self.backend);
+            let given = slot.free(self.backend);
             outcome = outcome.and(given);
         }
         outcome = outcome.and(self.backend.destroy_stream(self.stream));
@@ -166,7 +166,7 @@ impl Drop for Uploader<'_> {
     }
 }
 
-/// Logs what could not be given back where another error is the caller's, or nobody is there to take one.
+/// Logs what could not be freed, where the caller gets another error or none.
 fn tell(outcome: Result<()>) {
     if let Err(error) = outcome {
         tracing::error!("an uploader could not give everything back: {error:#}");
@@ -183,7 +183,7 @@ impl core::fmt::Debug for Uploader<'_> {
     }
 }
 
-impl Slot {
+impl StagingSlot {
     #[track_caller]
     fn new(backend: &MetraleCudaBackend, bytes: usize) -> Result<Self> {
         let buffer = backend.alloc_pinned(bytes)?;
@@ -197,7 +197,7 @@ impl Slot {
     }
 
     /// Frees the buffer and the event; the first error is the one that counts.
-    fn give_back(&self, backend: &MetraleCudaBackend) -> Result<()> {
+    fn free(&self, backend: &MetraleCudaBackend) -> Result<()> {
         let freed = backend.free_pinned(self.buffer);
         let destroyed = backend.destroy_event(self.event);
         freed.and(destroyed)

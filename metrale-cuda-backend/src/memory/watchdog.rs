@@ -92,7 +92,7 @@ pub enum WatchdogError {
     ZeroInterval,
     /// An interval so long that memory is gone between two readings.
     #[error(
-        "a watchdog that reads every {interval:?} acts after three of them, when the memory is long gone; give at most \
+        "a watchdog that reads every {interval:?} acts after three of them, long after the memory is used up; give at most \
          {LONGEST_INTERVAL:?}, better below a second"
     )]
     IntervalTooLong {
@@ -331,7 +331,7 @@ impl WatchdogThread {
         parts: WatchdogParts,
     ) -> Result<Self, WatchdogError> {
         check_interval(interval)?;
-        let slot = Slot::take(&WATCHED)?;
+        let slot = WatchdogClaim::take(&WATCHED)?;
         let stop = Arc::new(Stop::default());
         let pace = Clock { interval, stop: stop.clone() };
         let thread = std::thread::Builder::new()
@@ -370,11 +370,11 @@ fn check_interval(interval: Duration) -> Result<(), WatchdogError> {
     }
 }
 
-/// The one place for a watchdog; given back when dropped, on a panic too.
+/// The process's right to its one watchdog; released when dropped, on a panic too.
 #[derive(Debug)]
-struct Slot<'a>(&'a AtomicBool);
+struct WatchdogClaim<'a>(&'a AtomicBool);
 
-impl<'a> Slot<'a> {
+impl<'a> WatchdogClaim<'a> {
     fn take(taken: &'a AtomicBool) -> Result<Self, WatchdogError> {
         taken
             .compare_exchange(false, true, Ordering::AcqRel, Ordering::Acquire)
@@ -383,7 +383,7 @@ impl<'a> Slot<'a> {
     }
 }
 
-impl Drop for Slot<'_> {
+impl Drop for WatchdogClaim<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }

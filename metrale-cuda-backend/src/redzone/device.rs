@@ -30,7 +30,7 @@ const MODULE: &str = "metrale_redzone";
 const PORTION: usize = 4096;
 const UPDATE_BYTES: usize = PORTION * BandUpdate::BYTES;
 const COUNTER_BYTES: usize = 16;
-/// Slots there is room for at first.
+/// Capacity in slots at first.
 const LEAST_SLOTS: usize = 4096;
 /// Pages of its own, so that an overrun of a neighbour in the same page does not reach it.
 const LEAST_BYTES: usize = 2 << 20;
@@ -107,7 +107,7 @@ pub(crate) struct DeviceTable {
     update: u64,
     /// The allocation; 0 while there is none.
     base: u64,
-    /// Slots it has room for.
+    /// Its capacity in slots.
     slots: usize,
     /// What the counter held when it was last read.
     counted: u32,
@@ -203,7 +203,7 @@ impl DeviceTable {
     fn send(&self, backend: &MetraleCudaBackend, updates: &[u8], count: usize) -> Result<()> {
         let stream = backend.stream();
         let source = updates.as_ptr().cast::<c_void>();
-        // SAFETY: the caller keeps the updates until the stream has passed the copy; the device side has room for a
+        // SAFETY: the caller keeps the updates until the stream has passed the copy; the device side holds a
         // portion.
         unsafe {
             ask!(backend.driver(), cuMemcpyHtoDAsync_v2(self.updates(), source, updates.len(), stream))
@@ -224,7 +224,7 @@ impl DeviceTable {
     ) -> Result<()> {
         let grid = [blocks_for(self.count(warps)?), 1, 1];
         let block = [BLOCK_THREADS, 1, 1];
-        // SAFETY: the arguments are the kernels' parameters; the memory they name has room for what they are told, and
+        // SAFETY: the arguments are the kernels' parameters; the memory they name holds what they are told, and
         // every band of the table is live: one is taken out before its memory goes back.
         let launched =
             unsafe { self.registry.launch_on_stream(kernel, grid, block, 0, backend.stream(), params) };
@@ -232,7 +232,9 @@ impl DeviceTable {
             if let Some(driver) = error.driver_error() {
                 // SAFETY: the stream is the host's own, which lives as long as it.
                 unsafe {
-                    backend.probe(driver, backend.stream(), || "the launch of a scan of red zones".to_owned())
+                    backend.check_after_refusal(driver, backend.stream(), || {
+                        "the launch of a scan of red zones".to_owned()
+                    })
                 };
             }
             error.into()
@@ -250,7 +252,7 @@ impl DeviceTable {
         waited
     }
 
-    /// New memory, with room to spare. What the old one knew is lost.
+    /// New memory, with spare capacity. The content of the old memory is lost.
     fn grow(&mut self, backend: &MetraleCudaBackend, slots: usize) -> Result<()> {
         self.free_memory(backend);
         let wanted = slots.max(LEAST_SLOTS).next_power_of_two();
@@ -261,10 +263,12 @@ impl DeviceTable {
         unsafe { ask!(backend.driver(), cuMemAlloc_v2(&mut base, bytes)) }
             .doing(|| format!("allocating {bytes} bytes for the table of red zones"))?;
         // Padding of no one allocation: this line's.
-        if let Err(misuse) = backend.book().record(base, bytes, AllocKind::Padding, Location::caller()) {
-            let not_given_back = backend.give_to_driver(base).err();
+        if let Err(misuse) =
+            backend.ledger_writer().record(base, bytes, AllocKind::Padding, Location::caller())
+        {
+            let not_freed = backend.driver_free(base).err();
             let reason = misuse.to_string();
-            return Err(Error::new(LedgerConflict { addr: base, bytes, reason, not_given_back }));
+            return Err(Error::new(LedgerConflict { addr: base, bytes, reason, not_freed }));
         }
         (self.base, self.slots, self.counted) = (base, wanted, 0);
         // The slots too: one that no update has named yet must read as free.
@@ -279,8 +283,8 @@ impl DeviceTable {
         if base == 0 {
             return;
         }
-        let _ = backend.book().forget(base, AllocKind::Padding);
-        if let Err(error) = backend.give_to_driver(base) {
+        let _ = backend.ledger_writer().forget(base, AllocKind::Padding);
+        if let Err(error) = backend.driver_free(base) {
             tracing::debug!("the table of red zones could not be freed: {error}");
         }
     }

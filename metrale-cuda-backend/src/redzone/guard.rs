@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Red zones at the two ends of an allocation's life: bands laid before it is handed out, checked before it goes back.
+//! Red zones at the two ends of an allocation's life: bands laid before the caller gets it, checked before it is freed.
 //!
 //! ```text
 //! alloc:  driver gives base -> ledger: the caller's bytes, then the bands as padding -> bands filled -> in the table
@@ -25,11 +25,11 @@ use crate::gpu::DevicePtr;
 const PIECE_BYTES: usize = 1 << 20;
 
 impl MetraleCudaBackend {
-    /// Lays the bands of an allocation that the driver has just given and the ledger has taken in. On an error nothing of
-    /// them is left, and the memory still is the caller's to give back.
+    /// Lays the bands of an allocation that the driver has just made and the ledger has recorded. On an error nothing of them
+    /// is left, and the caller has to free the memory.
     pub(crate) fn lay_bands(&self, base: u64, plan: Plan, site: &'static Location<'static>) -> Result<()> {
         let user = base.saturating_add(plan.layout.front_bytes as u64);
-        let scope = match self.book().whois(user) {
+        let scope = match self.ledger_writer().whois(user) {
             Whois::Live { allocation, .. } => allocation.record.scope,
             _ => None,
         };
@@ -49,17 +49,17 @@ impl MetraleCudaBackend {
         laid
     }
 
-    /// Takes the bands of a live allocation out, for its free. `None` for one that has none.
-    pub(crate) fn take_bands(&self, address: u64) -> Option<Padded> {
+    /// Removes the bands of a live allocation before its free. `None` where it has none.
+    pub(crate) fn remove_bands(&self, address: u64) -> Option<Padded> {
         if !self.zones().is_on() {
             return None;
         }
-        let padded = self.zones().lock().take_live(address)?;
+        let padded = self.zones().lock().remove_live(address)?;
         self.forget_padding(&padded);
         Some(padded)
     }
 
-    /// Checks the bands of an allocation that was taken out, and reports what changed.
+    /// Checks the bands of an allocation that was removed, and reports what changed.
     pub(crate) fn check_bands(&self, padded: &Padded) {
         if let Err(error) = self.try_check_bands(padded) {
             tracing::error!(
@@ -86,16 +86,16 @@ impl MetraleCudaBackend {
     }
 
     /// Frees an allocation that had bands: into quarantine where there is one, and otherwise to the driver.
-    pub(crate) fn give_padded(&self, padded: &Padded) -> Result<(), DriverError> {
+    pub(crate) fn free_padded(&self, padded: &Padded) -> Result<(), DriverError> {
         self.check_bands(padded);
         if self.zones().quarantines() && self.quarantine(padded) {
             return Ok(());
         }
-        self.give_to_driver(padded.base)
+        self.driver_free(padded.base)
     }
 
-    /// Puts back what a refused free had taken out.
-    pub(crate) fn put_bands_back(&self, padded: Padded) {
+    /// Restores the bands that a refused free had removed.
+    pub(crate) fn restore_bands(&self, padded: Padded) {
         let restored = self.record_padding(&padded).and_then(|()| {
             let mut state = self.zones().lock();
             Ok(self.zones().insert(&mut state, padded)?)
@@ -105,7 +105,7 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// Keeps freed memory, filled. `false` where that cannot be: then it goes to the driver.
+    /// Keeps freed memory, filled. `false` where that is impossible: then the driver frees it.
     fn quarantine(&self, padded: &Padded) -> bool {
         let mut kept = padded.clone();
         kept.freed = true;
@@ -119,12 +119,12 @@ impl MetraleCudaBackend {
             let filled = self.fill_bands(&kept, "filling freed memory");
             let kept_padding = filled.and_then(|()| self.record_padding(&kept));
             if let Err(error) = kept_padding {
-                tracing::warn!("{:#x} goes back without quarantine: {error:#}", kept.address());
+                tracing::warn!("{:#x} is freed without quarantine: {error:#}", kept.address());
                 return false;
             }
             if let Err(error) = self.zones().insert(&mut state, kept.clone()) {
                 self.forget_padding(&kept);
-                tracing::warn!("{:#x} goes back without quarantine: {error}", kept.address());
+                tracing::warn!("{:#x} is freed without quarantine: {error}", kept.address());
                 return false;
             }
             state.quarantine(&kept)
@@ -136,10 +136,10 @@ impl MetraleCudaBackend {
     /// Checks and frees what leaves the quarantine.
     fn expel(&self, leaving: Vec<u64>) {
         for address in leaving {
-            let Some(padded) = self.zones().lock().take(address) else { continue };
+            let Some(padded) = self.zones().lock().remove(address) else { continue };
             self.forget_padding(&padded);
             self.check_bands(&padded);
-            if let Err(error) = self.give_to_driver(padded.base) {
+            if let Err(error) = self.driver_free(padded.base) {
                 tracing::error!("freed memory at {address:#x} could not leave the quarantine: {error}");
                 // It still takes its pages. Nothing else is there, so this cannot fail.
                 let _ = self.record_padding(&padded);
@@ -147,7 +147,7 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// Gives the oldest freed memory in quarantine back to the driver, which has no more. Whether there was any.
+    /// Frees the oldest memory in quarantine, where the driver has no more. Whether there was any.
     pub(crate) fn relieve_quarantine(&self) -> bool {
         if !self.zones().quarantines() {
             return false;
@@ -158,7 +158,7 @@ impl MetraleCudaBackend {
         some
     }
 
-    /// The end: the quarantine goes back, and what the scans used. The context is current.
+    /// Frees the quarantine and what the scans used, at the end. The context is current.
     pub(crate) fn close_zones(&self) {
         if !self.zones().is_on() {
             return;
@@ -198,7 +198,7 @@ impl MetraleCudaBackend {
     }
 
     /// Waits for the work queued so far on every stream this backend knows: the legacy one, its own, those it made or
-    /// adopted. One that captures has run nothing and is left alone, for a wait would end the capture.
+    /// adopted. One that captures has run nothing and is left alone, because a wait would end the capture.
     pub(crate) fn wait_for_known_work(&self) -> Result<()> {
         const DOING: &str = "waiting for a stream before red zones are looked at";
         self.legacy_stream_done("looking at red zones")?;
@@ -215,7 +215,7 @@ impl MetraleCudaBackend {
         Ok(())
     }
 
-    /// Writes what stands in the bands of an allocation, and waits until it does.
+    /// Writes what is in the bands of an allocation, and waits until it does.
     fn fill_bands(&self, padded: &Padded, doing: &'static str) -> Result<()> {
         for (_, address, bytes, pattern) in self.zones().laid(padded) {
             self.fill_band(address, bytes, pattern)?;
@@ -269,15 +269,11 @@ impl MetraleCudaBackend {
 
     fn record_padding(&self, padded: &Padded) -> Result<()> {
         for (address, bytes) in padded.padding() {
-            if let Err(misuse) = self.book().record(address, bytes, AllocKind::Padding, padded.site) {
+            if let Err(misuse) = self.ledger_writer().record(address, bytes, AllocKind::Padding, padded.site)
+            {
                 self.forget_padding(padded);
                 let reason = misuse.to_string();
-                return Err(Error::new(LedgerConflict {
-                    addr: address,
-                    bytes,
-                    reason,
-                    not_given_back: None,
-                }));
+                return Err(Error::new(LedgerConflict { addr: address, bytes, reason, not_freed: None }));
             }
         }
         Ok(())
@@ -286,18 +282,18 @@ impl MetraleCudaBackend {
     fn forget_padding(&self, padded: &Padded) {
         for (address, _) in padded.padding() {
             // Not there only where recording it had failed.
-            let _ = self.book().forget(address, AllocKind::Padding);
+            let _ = self.ledger_writer().forget(address, AllocKind::Padding);
         }
     }
 
-    /// Frees what a sweep took off the ledger, with its bands where it has some.
-    pub(crate) fn give_swept(&self, address: u64) -> Result<(), DriverError> {
-        match self.take_bands(address) {
+    /// Frees what a sweep removed from the ledger, with its bands where it has some.
+    pub(crate) fn free_swept(&self, address: u64) -> Result<(), DriverError> {
+        match self.remove_bands(address) {
             Some(padded) => {
                 self.check_bands(&padded);
-                self.give_to_driver(padded.base)
+                self.driver_free(padded.base)
             }
-            None => self.give_to_driver(address),
+            None => self.driver_free(address),
         }
     }
 }

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What can be set about red zones, and how the environment's words for it are read.
 //!
-//! The table of variables stands with the others, in `config.rs`.
+//! The table of variables is with the other variables, in `config.rs`.
 
 use std::ffi::OsString;
 
 use super::{BandLayout, Fill, MAX_BAND_BYTES, TooLargeForBands};
 use crate::config::{ConfigError, decimal, number};
 
-/// The variable behind [`RedzoneConfig::band_bytes`].
+/// The variable for [`RedzoneConfig::band_bytes`].
 pub const REDZONE: &str = "METRALE_REDZONE";
-/// The variable behind [`RedzoneConfig::min_index`].
+/// The variable for [`RedzoneConfig::min_index`].
 pub const REDZONE_MIN_IDX: &str = "METRALE_REDZONE_MIN_IDX";
-/// The variable behind [`RedzoneConfig::fill`].
+/// The variable for [`RedzoneConfig::fill`].
 pub const REDZONE_FILL: &str = "METRALE_REDZONE_FILL";
-/// The variable behind [`RedzoneConfig::trace_index`].
+/// The variable for [`RedzoneConfig::trace_index`].
 pub const REDZONE_TRACE_IDX: &str = "METRALE_REDZONE_TRACE_IDX";
 
 /// Red zones as they are wanted. [`Default`] is off.
@@ -31,14 +31,14 @@ pub const REDZONE_TRACE_IDX: &str = "METRALE_REDZONE_TRACE_IDX";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RedzoneConfig {
-    /// Bytes of the band behind each allocation, rounded up to 16, at most [`MAX_BAND_BYTES`]. 0 is off. An overrun longer than the band reaches the
+    /// Bytes of the band after each allocation, rounded up to 16, at most [`MAX_BAND_BYTES`]. 0 is off. An overrun longer than the band reaches the
     /// neighbour: a grid rounded up to 256 threads of 4 bytes writes up to 1020 bytes too far, so 1024 is a good size.
     pub band_bytes: usize,
     /// Whether there is a band in front too, rounded up to 512. Off.
     pub front: bool,
     /// The first creation index that gets bands. Indices count every `alloc` of the process from 0.
     pub min_index: u64,
-    /// What stands in a band. The environment can set a byte only.
+    /// What is in a band. The environment can set a byte only.
     pub fill: Fill,
     /// The creation index at which a backtrace is logged.
     pub trace_index: Option<u64>,
@@ -105,7 +105,7 @@ impl RedzoneConfig {
     }
 }
 
-/// Reads `METRALE_REDZONE`: a number of bytes, as it stands there (it is rounded where a band is laid out).
+/// Reads `METRALE_REDZONE`: a number of bytes, as it is there (it is rounded where a band is laid out).
 ///
 /// # Errors
 /// [`ConfigError`] for anything that is not a decimal number up to [`MAX_BAND_BYTES`].

@@ -20,7 +20,7 @@ pub struct BandLayout {
     pub requested_bytes: usize,
     /// The front band; 0 for none. Also the offset of what the caller gets.
     pub front_bytes: usize,
-    /// The band behind the caller's bytes, from the very next byte on; 0 for none.
+    /// The band after the caller's bytes, from the very next byte on; 0 for none.
     pub back_bytes: usize,
 }
 
@@ -44,7 +44,7 @@ impl BandLayout {
         Self { requested_bytes, front_bytes: 0, back_bytes: 0 }
     }
 
-    /// The layout of a request with a band of `band_bytes` behind it, rounded up to [`BAND_ALIGN`], and if `front` one in
+    /// The layout of a request with a band of `band_bytes` after it, rounded up to [`BAND_ALIGN`], and if `front` one in
     /// front, rounded up to [`FRONT_ALIGN`]. A band of 0 is none.
     ///
     /// ```
@@ -94,7 +94,7 @@ impl BandLayout {
         self.front_bytes.saturating_add(self.back_bytes)
     }
 
-    /// The offset of the band behind the caller's bytes.
+    /// The offset of the band after the caller's bytes.
     #[must_use]
     pub const fn back_offset(&self) -> usize {
         self.front_bytes.saturating_add(self.requested_bytes)
@@ -146,7 +146,7 @@ mod tests {
         fn new(bytes: usize, band: usize, front: bool, fill: Fill) -> Self {
             let layout = BandLayout::new(bytes, band, front).unwrap();
             let pattern = fill.pattern(1);
-            // What lies behind belongs to the neighbour.
+            // What lies after it belongs to the neighbour.
             let mut memory = vec![0x55; layout.total_bytes() + 4096];
             pattern.fill(&mut memory[..layout.front_bytes]);
             pattern.fill(&mut memory[layout.back_offset()..layout.total_bytes()]);

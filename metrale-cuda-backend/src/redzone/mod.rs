@@ -7,7 +7,7 @@
 //!        0                           front_bytes                     + requested  total_bytes
 //! ```
 //!
-//! [`BandLayout`] says how much more to allocate and where the bands lie, [`Pattern`] what stands in them, [`BandTable`]
+//! [`BandLayout`] says how much more to allocate and where the bands lie, [`Pattern`] what is in them, [`BandTable`]
 //! mirrors the table that the scan kernel finds in device memory, [`Quarantine`] keeps freed memory a while to catch late
 //! writes, [`Violation`] and [`ScanReport`] are what there is to tell. All of it is a function of numbers and bytes; what
 //! acts on them is [`scan_redzones`](crate::GpuBackend::scan_redzones) and the allocation itself.

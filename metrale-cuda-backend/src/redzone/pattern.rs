@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What stands in a band, and what of it was changed.
+//! What is in a band, and what of it was changed.
 
 /// The byte that poisons the bands of a range of allocations: as a float or an index it makes a read past the end show.
 pub const POISON: u8 = 0xEE;
@@ -22,7 +22,7 @@ impl Default for Fill {
 }
 
 impl Fill {
-    /// What stands in the band of the allocation with this creation index.
+    /// What is in the band of the allocation with this creation index.
     #[must_use]
     pub const fn pattern(self, index: u64) -> Pattern {
         match self {
@@ -117,7 +117,7 @@ pub struct BandChange {
     pub last: usize,
     /// How many changed; those in between may be as they were.
     pub count: usize,
-    /// What stands at the first one now.
+    /// What is at the first one now.
     pub value: u8,
 }
 

@@ -27,7 +27,7 @@ impl<T> Quarantine<T> {
         Self { held: VecDeque::new(), bytes: 0, limit_bytes }
     }
 
-    /// Takes an allocation in, and gives out those that have to leave for it, oldest first: check and free them now. One
+    /// Adds an allocation, and returns those that have to leave for it, oldest first: check and free them now. One
     /// larger than the whole quarantine comes straight back.
     #[must_use = "what leaves the quarantine has to be checked and freed"]
     pub fn push(&mut self, bytes: u64, what: T) -> Vec<Quarantined<T>> {

@@ -15,7 +15,7 @@ use super::BandChange;
 pub enum Side {
     /// The one in front of the caller's bytes.
     Front,
-    /// The one behind them.
+    /// The one after them.
     Back,
     /// The caller's bytes themselves, after they were freed, in quarantine.
     Freed,

@@ -5,7 +5,7 @@ use anyhow::{Error, Result};
 use metrale_driver_sys::{CU_STREAM_CAPTURE_STATUS_NONE, stream_capture_status};
 
 use super::pattern::BandChange;
-use super::zones::{BandOwner, State};
+use super::zones::{BandOwner, ZoneState};
 use super::{RedzoneStatus, ScanReport, Violation};
 use crate::backend::MetraleCudaBackend;
 use crate::error::{BadArgument, Remedy, remedy};
@@ -43,13 +43,13 @@ impl MetraleCudaBackend {
         self.zones().lock().recent()
     }
 
-    /// How the red zones stand.
+    /// The status of the red zones.
     #[must_use]
     pub fn redzone_status(&self) -> RedzoneStatus {
         self.zones().lock().status()
     }
 
-    /// Looks at every band. What kept it from doing so stands beside the report.
+    /// Looks at every band. What kept it from doing so is returned beside the report.
     fn scan(&self) -> Result<(ScanReport, Option<Error>)> {
         const DOING: &str = "scanning red zones";
         const ADVICE: &str = "scan before the capture begins, or end it first";
@@ -89,8 +89,8 @@ impl MetraleCudaBackend {
     }
 
     /// The bands that changed, restored.
-    fn changes(&self, state: &mut State) -> Result<Vec<(BandOwner, BandChange)>> {
-        let State { table, scanner, .. } = state;
+    fn changes(&self, state: &mut ZoneState) -> Result<Vec<(BandOwner, BandChange)>> {
+        let ZoneState { table, scanner, .. } = state;
         match scanner.device_table(self)?.map(|device| device.check(self, table)) {
             Some(Ok(found)) => {
                 let changes = found.into_iter().filter_map(|found| {
@@ -114,7 +114,7 @@ impl MetraleCudaBackend {
         self.changes_by_copies(state)
     }
 
-    fn changes_by_copies(&self, state: &mut State) -> Result<Vec<(BandOwner, BandChange)>> {
+    fn changes_by_copies(&self, state: &mut ZoneState) -> Result<Vec<(BandOwner, BandChange)>> {
         self.fill_updates(state)?;
         let mut changes = Vec::new();
         for (_, band, owner) in state.table.iter() {
@@ -131,8 +131,8 @@ impl MetraleCudaBackend {
     }
 
     /// Fills the bands that are to be filled.
-    fn paint(&self, state: &mut State) -> Result<()> {
-        let State { table, scanner, .. } = state;
+    fn paint(&self, state: &mut ZoneState) -> Result<()> {
+        let ZoneState { table, scanner, .. } = state;
         match scanner.device_table(self)? {
             Some(device) => device.tell(self, table),
             None => {
@@ -143,7 +143,7 @@ impl MetraleCudaBackend {
     }
 
     /// What a device's table would be told, done without one.
-    fn fill_updates(&self, state: &mut State) -> Result<()> {
+    fn fill_updates(&self, state: &mut ZoneState) -> Result<()> {
         let updates = state.take_all_updates();
         let mut to_fill = updates.iter().filter(|update| update.fill && update.band.bytes > 0);
         let filled = to_fill.try_for_each(|update| {

@@ -14,7 +14,7 @@ pub const KERNELS_PTX: &[u8] = include_bytes!("kernels/redzone.ptx");
 
 /// The kernel that checks: `(table: u64, slots: u32, found: u64, counter: u64, counted: u32, refill: u32)`.
 ///
-/// `found` has room for `slots` records of [`BandFound::BYTES`]. The kernel adds 1 to the 32-bit `counter` for each changed
+/// `found` holds `slots` records of [`BandFound::BYTES`]. The kernel adds 1 to the 32-bit `counter` for each changed
 /// band and never resets it: pass what it held before as `counted`, and as many records are there as it has grown by
 /// (modulo 2³²), in any order. `refill` other than 0 restores what was changed.
 pub const CHECK_KERNEL: &str = "metrale_redzone_check";
@@ -32,14 +32,14 @@ pub const fn blocks_for(slots: u32) -> u32 {
     slots.div_ceil(BLOCK_THREADS / 32)
 }
 
-/// Where a band lies and what stands in it.
+/// Where a band lies and what is in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Band {
     /// The device address of its first byte.
     pub address: u64,
     /// Its bytes; never 0 in a table.
     pub bytes: u32,
-    /// What stands in it.
+    /// What is in it.
     pub pattern: Pattern,
 }
 
@@ -67,7 +67,7 @@ impl Band {
 pub struct BandUpdate {
     /// The slot.
     pub slot: u32,
-    /// What stands in it from now on; a free slot has 0 bytes.
+    /// What is in it from now on; a free slot has 0 bytes.
     pub band: Band,
     /// Whether the kernel is to fill the band too.
     pub fill: bool,
@@ -154,7 +154,7 @@ impl<T> BandTable<T> {
     }
 
     /// Puts a band in, and says where. `fill` asks the kernel to fill it with the update; a band has to be filled before
-    /// its allocation is handed out, so pass `false` where a memset did that already.
+    /// the caller gets its allocation, so pass `false` where a memset did that already.
     ///
     /// # Errors
     /// [`TableFull`].
@@ -175,8 +175,8 @@ impl<T> BandTable<T> {
         Ok(slot)
     }
 
-    /// Takes a band out. The device must be told ([`take_updates`](Self::take_updates)) before the next scan, for the
-    /// memory may be another's by then. `None` for a slot that holds none.
+    /// Removes a band. The device must be told ([`take_updates`](Self::take_updates)) before the next scan, for the
+    /// memory may have another owner by then. `None` for a slot that holds none.
     pub fn remove(&mut self, slot: u32) -> Option<(Band, T)> {
         let taken = self.slots.get_mut(slot as usize)?.take()?;
         self.live -= 1;

@@ -16,23 +16,23 @@ use super::{
 
 /// Violations that are kept to be asked for.
 const KEPT_VIOLATIONS: usize = 256;
-/// A warp checks a band, so freed memory is dealt out in pieces of this many bytes.
+/// A warp checks a band, so freed memory is split into pieces of this many bytes.
 const FREED_PIECE_BYTES: usize = 64 << 10;
-/// What stands in freed memory: one byte throughout, since a memset is the only fill that is fast.
+/// What is in freed memory: one byte throughout, since a memset is the only fill that is fast.
 const FREED: Pattern = Pattern::byte(238);
 
 /// The state of all red zones of a backend. Off, it is a lock that nobody takes.
 pub(crate) struct Zones {
     config: RedzoneConfig,
-    state: Mutex<State>,
+    state: Mutex<ZoneState>,
 }
 
 /// What the lock guards. A scan holds it from the first question to the last answer, so that no band goes back to the
 /// driver while a kernel reads it.
-pub(crate) struct State {
+pub(crate) struct ZoneState {
     /// All bands, and what the device's table does not know yet.
     pub(crate) table: BandTable<BandOwner>,
-    /// Padded allocations by the caller's address, those in quarantine too: their addresses are not given out anew.
+    /// Padded allocations by the caller's address, those in quarantine too: the driver does not use their addresses again.
     padded: HashMap<u64, Padded>,
     /// Freed ones, by the caller's address.
     quarantine: Quarantine<u64>,
@@ -70,7 +70,7 @@ pub(crate) struct Padded {
     index: u64,
     /// Scans before its bands were laid.
     born: u64,
-    /// The poison that its bands were laid under: what stands in them follows it, whatever came since.
+    /// The poison that its bands were laid under: what is in them follows it, whatever came since.
     poison: Option<(u64, u64)>,
     slots: Vec<u32>,
 }
@@ -82,7 +82,7 @@ pub(crate) struct Plan {
     pub(crate) index: u64,
 }
 
-/// How the red zones of a backend stand.
+/// The status of the red zones of a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RedzoneStatus {
@@ -147,7 +147,7 @@ impl Padded {
     }
 }
 
-/// What stands in a band.
+/// What is in a band.
 fn pattern_of(index: u64, side: Side, fill: Fill, poison: Option<(u64, u64)>) -> Pattern {
     match (side, poison) {
         (Side::Freed, _) => FREED,
@@ -158,7 +158,7 @@ fn pattern_of(index: u64, side: Side, fill: Fill, poison: Option<(u64, u64)>) ->
 
 impl Zones {
     pub(crate) fn new(config: RedzoneConfig) -> Self {
-        let state = State {
+        let state = ZoneState {
             table: BandTable::new(),
             padded: HashMap::new(),
             quarantine: Quarantine::new(config.quarantine_bytes),
@@ -193,14 +193,14 @@ impl Zones {
         self.is_on() && self.config.quarantine_bytes > 0
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ZoneState> {
         self.state.lock()
     }
 
     /// An allocation that is about to get its bands.
     pub(crate) fn padded(
         &self,
-        state: &State,
+        state: &ZoneState,
         base: u64,
         plan: Plan,
         site: &'static Location<'static>,
@@ -211,7 +211,7 @@ impl Zones {
         Padded { base, layout, site, scope, freed: false, index, born, poison, slots: Vec::new() }
     }
 
-    /// The bands of an allocation with what stands in them.
+    /// The bands of an allocation with what is in them.
     pub(crate) fn laid(&self, padded: &Padded) -> Vec<(Side, u64, usize, Pattern)> {
         let of = |side| pattern_of(padded.index, side, self.config.fill, padded.poison);
         let with = |(side, address, bytes)| (side, address, bytes, of(side));
@@ -219,7 +219,7 @@ impl Zones {
     }
 
     /// Takes an allocation in whose bands are filled.
-    pub(crate) fn insert(&self, state: &mut State, mut padded: Padded) -> Result<(), TableFull> {
+    pub(crate) fn insert(&self, state: &mut ZoneState, mut padded: Padded) -> Result<(), TableFull> {
         let (address, index) = (padded.address(), padded.index);
         for (side, start, bytes, pattern) in self.laid(&padded) {
             for offset in (0..bytes).step_by(if side == Side::Freed { FREED_PIECE_BYTES } else { bytes }) {
@@ -244,7 +244,7 @@ impl Zones {
     }
 
     /// Begins poison, or moves it.
-    pub(crate) fn poison(&self, state: &mut State, low: u64, high: u64) -> usize {
+    pub(crate) fn poison(&self, state: &mut ZoneState, low: u64, high: u64) -> usize {
         state.poison = Some((low, high));
         state.padded.values_mut().for_each(|padded| padded.poison = state.poison);
         let fill = self.config.fill;
@@ -254,18 +254,22 @@ impl Zones {
     }
 }
 
-impl State {
-    /// Takes an allocation out, bands and all. The device's table is told before the next scan reads it.
-    pub(crate) fn take(&mut self, address: u64) -> Option<Padded> {
+impl ZoneState {
+    /// Removes an allocation with its bands. The device's table is told before the next scan reads it.
+    pub(crate) fn remove(&mut self, address: u64) -> Option<Padded> {
         let mut padded = self.padded.remove(&address)?;
         let slots = std::mem::take(&mut padded.slots);
         self.vacate(&slots);
         Some(padded)
     }
 
-    /// As [`take`](Self::take), for one that is not in quarantine.
-    pub(crate) fn take_live(&mut self, address: u64) -> Option<Padded> {
-        if self.padded.get(&address).is_some_and(|padded| !padded.freed) { self.take(address) } else { None }
+    /// As [`remove`](Self::remove), for one that is not in quarantine.
+    pub(crate) fn remove_live(&mut self, address: u64) -> Option<Padded> {
+        if self.padded.get(&address).is_some_and(|padded| !padded.freed) {
+            self.remove(address)
+        } else {
+            None
+        }
     }
 
     fn vacate(&mut self, slots: &[u32]) {
@@ -284,13 +288,13 @@ impl State {
         })
     }
 
-    /// Puts a freed allocation, already taken in, into quarantine; gives out those that leave for it.
+    /// Puts a freed allocation, whose bands are inserted already, into quarantine; returns those that leave for it.
     pub(crate) fn quarantine(&mut self, padded: &Padded) -> Vec<u64> {
         let leaving = self.quarantine.push(padded.layout.total_bytes() as u64, padded.address());
         leaving.into_iter().map(|entry| entry.what).collect()
     }
 
-    /// Takes at least `bytes` out of quarantine, or all there is.
+    /// Removes at least `bytes` from quarantine, or all there is.
     pub(crate) fn release(&mut self, bytes: u64) -> Vec<u64> {
         self.quarantine.release(bytes).into_iter().map(|entry| entry.what).collect()
     }
@@ -329,7 +333,7 @@ impl State {
         report.violations
     }
 
-    /// The violation of an allocation that was taken out.
+    /// The violation of an allocation that was removed.
     pub(crate) fn violation(&self, padded: &Padded, side: Side, change: BandChange) -> Violation {
         padded.violation(side, change, self.last_scan)
     }

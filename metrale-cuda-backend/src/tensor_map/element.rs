@@ -197,7 +197,7 @@ impl fmt::Display for Interleave {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Swizzle {
-    /// Not: rows lie one behind the other.
+    /// Not: rows lie one after the other.
     #[default]
     None,
     /// Within 32 bytes.

@@ -19,7 +19,7 @@ use crate::parts::HAS_TENSORMAP;
 const MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: CUdevice_attribute =
     attribute::MAX_SHARED_MEMORY_PER_MULTIPROCESSOR;
 
-/// A tensor map whose last bytes lie behind the allocation it begins in. The driver would take it, and a store through it
+/// A tensor map whose last bytes lie past the end of the allocation it begins in. The driver would take it, and a store through it
 /// would write there: the hardware clips at the map's own dimensions only. Nothing was encoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -38,11 +38,11 @@ pub struct TensorMapOutOfBounds {
 }
 
 impl TensorMapOutOfBounds {
-    /// How many bytes would lie behind the allocation.
+    /// How many bytes would lie past the end of the allocation.
     #[must_use]
     pub fn excess_bytes(&self) -> u64 {
-        let room = (self.owner.record.bytes as u64).saturating_sub(self.offset_bytes);
-        self.extent_bytes.saturating_sub(room)
+        let behind = (self.owner.record.bytes as u64).saturating_sub(self.offset_bytes);
+        self.extent_bytes.saturating_sub(behind)
     }
 }
 
@@ -71,7 +71,7 @@ impl MetraleCudaBackend {
         }
         let mut map = CUtensorMap::default();
         let address = core::ptr::without_provenance_mut::<c_void>(arguments.address as usize);
-        // SAFETY: the map is a local; each array has room for five dimensions, and the driver reads as many as there are
+        // SAFETY: the map is a local; each array holds five dimensions, and the driver reads as many as there are
         // (null strides it refuses even for one dimension, which has none). The address is encoded and not followed.
         let answer = unsafe {
             ask!(
@@ -99,7 +99,7 @@ impl MetraleCudaBackend {
     /// Holds the tensor's extent against the allocation it begins in: that allocation's bytes, where the ledger knows it.
     fn holds_tensor(&self, spec: &TensorMapSpec) -> Result<Option<u64>> {
         self.refuse_redzone("encoding a tensor map", "tensor", spec.address)?;
-        let Whois::Live { allocation, offset_bytes } = self.book().whois(spec.address.0) else {
+        let Whois::Live { allocation, offset_bytes } = self.ledger_writer().whois(spec.address.0) else {
             return Ok(None);
         };
         let bytes = allocation.record.bytes as u64;

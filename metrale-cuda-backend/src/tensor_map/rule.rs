@@ -145,7 +145,7 @@ pub enum TensorMapRule {
         /// The stride in elements.
         step: u32,
     },
-    /// 32-byte interleave goes with 32-byte swizzle only. The driver takes others.
+    /// 32-byte interleave goes with 32-byte swizzle only. The driver accepts others.
     #[error("an interleave of 32 bytes needs a swizzle of 32 bytes, not {swizzle}")]
     InterleaveSwizzle {
         /// The swizzle.

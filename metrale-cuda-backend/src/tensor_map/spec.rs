@@ -264,7 +264,7 @@ impl TensorMapSpec {
         })
     }
 
-    /// Bytes of a row of data, the gap behind it not counted.
+    /// Bytes of a row of data, the gap after it not counted.
     #[must_use]
     pub fn row_bytes(&self) -> u64 {
         let elements = u128::from(self.dims.first().copied().unwrap_or(0));
@@ -439,7 +439,7 @@ impl TensorMapSpec {
     }
 }
 
-/// The values, and zeros behind them. Never longer: the lengths are checked.
+/// The values, and zeros after them. Never longer: the lengths are checked.
 fn padded<T: Copy + Default, const N: usize>(values: &[T]) -> [T; N] {
     let mut array = [T::default(); N];
     for (place, &value) in array.iter_mut().zip(values) {

@@ -309,7 +309,7 @@ fn dimensions_may_come_in_any_order_and_one_of_one_has_no_stride() {
 }
 
 #[test]
-fn all_broken_rules_come_at_once_with_their_values() {
+fn all_broken_rules_come_together_with_their_values() {
     let spec = of(ElementType::I32, &[1024, 0], &[4090], &[512, 32])
         .element_strides(&[1, 12])
         .oob_fill(OobFill::NanRequestZeroFma);
@@ -344,7 +344,7 @@ fn the_matrix_of_bf16_is_what_its_name_says() {
     assert_eq!(arguments.strides_bytes, [8192, 0, 0, 0]);
     assert_eq!((arguments.box_dims, arguments.element_strides), ([64, 128, 0, 0, 0], [1, 1, 0, 0, 0]));
     assert_eq!((arguments.interleave, arguments.swizzle, arguments.l2_promotion), (0, 0, 0));
-    // The last row has no gap behind it.
+    // The last row has no gap after it.
     assert_eq!(spec.extent_bytes(), Some(1023 * 8192 + 8000));
     let huge = TensorMapSpec::tiled_2d_bf16(DevicePtr(ADDRESS), 2, 64, u64::MAX, 2, 64);
     assert!(matches!(broken(&huge)[0], TensorMapRule::StrideRange { stride: u64::MAX, .. }));

@@ -26,7 +26,7 @@
 //! - A synchronise (of a stream, an event or the context) settles the frees it waited for, including those of other streams that
 //!   come before it through events. If it settled any, or the release threshold was set since the last synchronise, idle pieces
 //!   are released, the highest first, until no more than the **release threshold** is reserved. A query does neither.
-//! - A trim releases idle pieces, the highest first, while at least the given bytes stay reserved. It settles nothing.
+//! - A trim releases idle pieces, the highest first, while at least `min_bytes` stay reserved. It settles nothing.
 //!
 //! Held to 38 recorded logs with 82,000 operations on up to three streams and three pools: no address, no used or reserved
 //! figure and no high-water mark differs. In none of them had `CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES` an effect, so the
@@ -34,7 +34,7 @@
 //!
 //! Only modelled, not measured: which pieces stay mapped when memory runs out (their number is measured), what `cuMemFree` of a
 //! pool's allocation settles beside it, and allocations that would pass a pool's greatest size because of fragmentation. Not
-//! modelled: the range itself ends, at twice the device's memory or twice the pool's greatest size.
+//! modelled: the range itself ends, at about twice the device's memory or twice the pool's greatest size.
 //!
 //! ```
 //! use metrale_ledger::placement::pool::{Pool, PoolRule};
@@ -65,7 +65,6 @@ mod streams;
 
 use std::fmt;
 
-use holes::Hole;
 use live::Live;
 pub use rule::{PoolReuse, PoolRule};
 use search::Place;
@@ -228,7 +227,7 @@ impl Pool {
     /// [`PlacementError::NotLive`] for an id that was freed before or is not of this pool; nothing changes then.
     pub fn free(&mut self, stream: u64, id: PlacementId) -> Result<(), PlacementError> {
         let freed = self.live.remove(id)?;
-        self.used -= freed.bytes.min(self.used);
+        self.used = self.used.saturating_sub(freed.bytes);
         self.streams.free(stream, freed.start, freed.rounded);
         Ok(())
     }
@@ -241,7 +240,7 @@ impl Pool {
     pub fn free_at_once(&mut self, id: PlacementId) -> Result<(), PlacementError> {
         let freed = self.live.remove(id)?;
         self.streams.settle_all(&mut self.space);
-        self.space.settle(Hole { start: freed.start, bytes: freed.rounded, age: 0, mapped: true });
+        self.space.settle(freed.start..freed.start + freed.rounded);
         self.release();
         Ok(())
     }
@@ -330,6 +329,22 @@ impl Pool {
     /// Sets the high-water mark of reserved bytes to what is reserved now.
     pub fn reset_reserved_high(&mut self) {
         self.reserved_high = self.reserved_bytes();
+    }
+
+    /// The bytes of a live allocation as they were asked for; none where the id names nothing live.
+    pub fn bytes_of(&self, id: PlacementId) -> Option<u64> {
+        let slot = self.slots.get(id.slot as usize).filter(|slot| slot.generation == id.generation)?;
+        (slot.bytes > 0).then_some(slot.bytes)
+    }
+
+    /// Bytes of host memory that the model takes, by what its tables have room for.
+    pub fn memory_bytes(&self) -> usize {
+        let pending: usize = self.pending.values().map(Holes::memory_bytes).sum();
+        size_of::<Slot>() * self.slots.capacity()
+            + size_of::<u32>() * self.vacant.capacity()
+            + self.holes.memory_bytes()
+            + pending
+            + self.idle.memory_bytes()
     }
 
     /// Allocations placed and not freed.

@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::{Fullest, Plan, RESIDENT};
+use super::Plan;
+use super::peaks::{Moment, RESIDENT};
 use crate::ByteSize;
 use crate::placement::{Filling, PackingRule, PlacementError};
 
 /// How many allocations there are of each size, as the rule keeps it.
-pub(super) type Sizes = BTreeMap<u64, u64>;
+type Sizes = BTreeMap<u64, u64>;
 
 /// An order in which to allocate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,7 +21,7 @@ pub enum Order {
     LargestFirst,
     /// The smallest first.
     SmallestFirst,
-    /// Each class of sizes (rounded up as the rule keeps them), by powers of two, in chunks of its own, as pools by size keep them.
+    /// Each class of sizes (rounded up as the rule keeps them), by powers of two, in chunks of its own.
     ByClass,
 }
 
@@ -49,7 +50,8 @@ pub struct Orders {
     pub orders: Vec<(Order, u64)>,
     /// What they take in one arena: each rounded up to the granularity, all together to whole pages.
     pub arena_bytes: u64,
-    /// The operation of a plan behind which they were live, from 0; none where they were given as sizes alone.
+    /// The operation of a plan after which they were live, from 0: that of the resident peak. None where they were given as
+    /// sizes alone.
     pub operation: Option<u64>,
     /// Allocations of the plan that were freed before it, or made way for another one.
     pub frees_before: u64,
@@ -59,7 +61,7 @@ impl Orders {
     /// What `sizes` take in each order under `rule`; `planned_bytes` is what they take otherwise. Sizes of 0 take nothing.
     ///
     /// # Errors
-    /// [`PlacementError::TooLarge`] and its kin, where the rule does not place them.
+    /// [`PlacementError::TooLarge`] where 64 bits cannot count what they take.
     pub fn of(planned_bytes: u64, sizes: &[u64], rule: PackingRule) -> Result<Self, PlacementError> {
         let granularity = rule.granularity_bytes();
         let arena = sizes
@@ -69,15 +71,15 @@ impl Orders {
         for &bytes in sizes.iter().filter(|&&bytes| bytes > 0) {
             *kept.entry(rule.reserved_bytes(bytes)?).or_insert(0) += 1;
         }
-        Self::with_arena(planned_bytes, &kept, rule, arena)
+        Self::with_arena(planned_bytes, &kept, rule, (arena, rule.page_bytes()))
     }
 
-    /// As [`of`](Self::of), given what the sizes sum up to in an arena.
+    /// As [`of`](Self::of), given the sum of the sizes in an arena and the pages it has a whole number of.
     fn with_arena(
         planned_bytes: u64,
         sizes: &Sizes,
         rule: PackingRule,
-        arena: Option<u64>,
+        (arena, page): (Option<u64>, u64),
     ) -> Result<Self, PlacementError> {
         let total = |sum: Option<u64>| sum.ok_or(PlacementError::TooLarge { bytes: u64::MAX });
         let take = |sizes: &mut dyn Iterator<Item = (&u64, &u64)>| {
@@ -98,7 +100,7 @@ impl Orders {
             (Order::SmallestFirst, take(&mut sizes.iter())?),
             (Order::ByClass, total(by_class)?),
         ];
-        let arena_bytes = total(arena.and_then(|sum| sum.checked_next_multiple_of(rule.page_bytes())))?;
+        let arena_bytes = total(arena.and_then(|sum| sum.checked_next_multiple_of(page)))?;
         Ok(Self { planned_bytes, orders, arena_bytes, operation: None, frees_before: 0 })
     }
 
@@ -114,7 +116,7 @@ impl fmt::Display for Orders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.best() {
             Some((order, saved)) => {
-                writeln!(f, "allocated afresh, {}, they would take {} less", order.name(), ByteSize(saved))
+                writeln!(f, "allocated anew, {}, they would take {} less", order.name(), ByteSize(saved))
             }
             None => writeln!(f, "no other order would take less"),
         }
@@ -122,18 +124,25 @@ impl fmt::Display for Orders {
 }
 
 impl Plan {
-    /// What the allocations would take in another order, in a device with nothing else in it, that are live while the device
-    /// keeps as much as ever, in the moment when these are most: where nothing is freed, all of them. Where something was freed
-    /// [before](Orders::frees_before), they may take less in any order, their own too: they then fill the holes that those frees
-    /// left. And where there are other moments in which the device keeps as much, nothing is said of those. Costs a look at
-    /// every allocation and hole.
+    /// What the allocations of the resident peak would take in another order, on a device with nothing else on it. Where nothing
+    /// is freed, these are all allocations. Where something was freed [before](Orders::frees_before) the peak, they may take less
+    /// in any order, their own included, because the holes that those frees left are not there. Created
+    /// and pooled memory takes the same in any order. Costs a look at every size at the peak.
     ///
     /// # Errors
     /// As [`Orders::of`]; not for what this plan has placed, unless another order takes more than 64 bits can count.
     pub fn orders(&self) -> Result<Orders, PlacementError> {
-        let Fullest { operation, gone, arena_bytes } = self.fullest;
-        let peak = self.peaks[RESIDENT].bytes;
-        let orders = Orders::with_arena(peak, &self.sizes_when_fullest(), self.rule(), Some(arena_bytes))?;
-        Ok(Orders { operation, frees_before: gone, ..orders })
+        let &Moment { operation, gone, arena_bytes, resident_bytes, any_order_bytes, .. } =
+            self.peaks.moment(RESIDENT);
+        let sizes = self.peaks.sizes().collect();
+        let page = self.device.page_bytes(self.allocator());
+        let packed = Orders::with_arena(resident_bytes, &sizes, self.rule(), (Some(arena_bytes), page))?;
+        let orders = packed
+            .orders
+            .into_iter()
+            .map(|(order, bytes)| bytes.checked_add(any_order_bytes).map(|all| (order, all)))
+            .collect::<Option<_>>()
+            .ok_or(PlacementError::TooLarge { bytes: any_order_bytes })?;
+        Ok(Orders { operation, frees_before: gone, orders, ..packed })
     }
 }

@@ -3,10 +3,11 @@
 
 use std::fmt;
 
-use super::{Held, LIVE, Plan, RESIDENT, class_of};
+use super::peaks::{LIVE, RESIDENT, class_of};
+use super::{Allocator, Plan};
 use crate::ByteSize;
 use crate::placement::PackingRule;
-use crate::report::counted;
+use crate::text::counted;
 
 /// What one label holds at a peak.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,15 +35,15 @@ pub struct SizeClass {
     pub rounding_bytes: u64,
 }
 
-/// A highest point.
+/// The fullest moment of live or of resident bytes. Everything in it is of this one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Peak {
     /// How high: live or resident bytes.
     pub bytes: u64,
-    /// The number of the operation that made it, from 0; none where nothing was allocated.
+    /// The number of the operation before it, from 0; none where nothing was allocated.
     pub operation: Option<u64>,
-    /// Allocations that were freed before it, or made way for another one: where there were none, what nobody holds is due to
+    /// Allocations that were freed before it, or made way for another one. Where there are none, rounding and holes come from
     /// sizes and their order alone.
     pub frees_before: u64,
     /// Bytes live there, as asked for.
@@ -83,7 +84,9 @@ pub struct Summary {
     /// What one arena must be that holds all of it: the highest sum of sizes, each rounded up to the granularity, in whole
     /// pages. Filled without a free it takes exactly that; where allocations come and go it takes at least that.
     pub arena_resident_bytes: u64,
-    /// Bytes of a chunk of the rule, which small allocations share.
+    /// Whose memory was planned, where an operation named no other.
+    pub allocator: Allocator,
+    /// Bytes of a chunk of the packing rule, which small allocations share.
     pub chunk_bytes: u64,
     /// Bytes that every size is rounded up to.
     pub granularity_bytes: u64,
@@ -107,8 +110,9 @@ impl Plan {
             end_resident_bytes: self.resident_bytes(),
             arena_resident_bytes: self
                 .arena_peak_bytes
-                .checked_next_multiple_of(rule.page_bytes())
+                .checked_next_multiple_of(self.device.page_bytes(self.allocator))
                 .unwrap_or(u64::MAX),
+            allocator: self.allocator,
             chunk_bytes: rule.chunk_bytes(),
             granularity_bytes: rule.granularity_bytes(),
             page_bytes: rule.page_bytes(),
@@ -116,43 +120,36 @@ impl Plan {
     }
 
     fn peak(&self, which: usize) -> Peak {
-        let stand = self.peaks[which];
-        let (live_bytes, resident_bytes) =
-            if which == LIVE { (stand.bytes, stand.beside) } else { (stand.beside, stand.bytes) };
-        let sum = |held: &Held| held.at(which, &self.peaks);
+        let moment = self.peaks.moment(which);
+        let (live_bytes, resident_bytes) = (moment.live_bytes, moment.resident_bytes);
         let mut holders: Vec<Holder> = self
-            .holders
+            .names
             .iter()
-            .enumerate()
-            .map(|(i, held)| {
-                let label = i.checked_sub(1).map(|i| self.names[i].to_string());
-                Holder { label, bytes: sum(held).bytes, count: sum(held).count }
+            .zip(self.peaks.by_label(which))
+            .filter(|(_, sum)| sum.count > 0)
+            .map(|(name, sum)| {
+                let label = name.as_deref().map(str::to_owned);
+                Holder { label, bytes: sum.bytes, count: sum.count }
             })
-            .filter(|holder| holder.count > 0)
             .collect();
         holders.sort_unstable_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.label.cmp(&b.label)));
-        let classes: Vec<SizeClass> = self
-            .classes
-            .iter()
-            .enumerate()
-            .map(|(class, held)| {
-                let sum = sum(held);
+        let classes: Vec<SizeClass> = (self.peaks.by_class(which).enumerate())
+            .filter(|(_, sum)| sum.count > 0)
+            .map(|(class, sum)| {
                 let rounding_bytes = sum.reserved - sum.bytes;
                 SizeClass { from_bytes: 1 << class, count: sum.count, bytes: sum.bytes, rounding_bytes }
             })
-            .filter(|class| class.count > 0)
             .collect();
         let rounding: u64 = classes.iter().map(|class| class.rounding_bytes).sum();
-        let hole_bytes = resident_bytes - live_bytes - rounding;
         Peak {
-            bytes: stand.bytes,
-            operation: stand.operation,
-            frees_before: stand.gone,
+            bytes: self.peaks.bytes(which),
+            operation: moment.operation,
+            frees_before: moment.gone,
             live_bytes,
             resident_bytes,
             holders,
             classes,
-            hole_bytes,
+            hole_bytes: resident_bytes - live_bytes - rounding,
         }
     }
 }
@@ -163,7 +160,7 @@ impl Summary {
         self.peak_resident.bytes <= memory_bytes
     }
 
-    /// The rule that was planned under.
+    /// The packing rule of `cuMemAlloc` that was planned under.
     pub fn rule(&self) -> PackingRule {
         // Made from a rule, so the numbers fit together, unless someone wrote others into it.
         let rule = PackingRule::new(self.chunk_bytes, self.granularity_bytes);
@@ -215,7 +212,7 @@ impl fmt::Display for Summary {
         let rounding: u64 = peak.classes.iter().map(|class| class.rounding_bytes).sum();
         writeln!(
             f,
-            "at the resident peak {} are rounding and {} holes in chunks of small allocations",
+            "at the resident peak {} are rounding and {} holes between allocations",
             ByteSize(rounding),
             ByteSize(peak.hole_bytes)
         )?;

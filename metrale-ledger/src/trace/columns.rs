@@ -3,8 +3,9 @@
 
 use std::fmt;
 
-use super::reader::excerpt;
+use super::cells::excerpt;
 use super::row::Action;
+use crate::plan::Allocator;
 
 /// Where the columns are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,11 +18,15 @@ pub(super) struct Columns {
     pub(super) stream: Option<usize>,
     pub(super) location: Option<usize>,
     pub(super) device: Option<usize>,
+    pub(super) handle: Option<usize>,
+    pub(super) allocator: Option<usize>,
+    /// Whether a pool's figures are among them, `Used` and `Reserved`, as recorders of pools write them.
+    pub(super) has_pool_figures: bool,
     /// How many there are, those of other names among them.
     pub(super) width: usize,
 }
 
-/// What a line is to the one who looks for a header.
+/// What a line is, read as a header.
 pub(super) enum Header {
     Is(Columns),
     /// Names some columns, and lacks these.
@@ -31,7 +36,7 @@ pub(super) enum Header {
     No,
 }
 
-/// A column that a header names twice, so that none can tell which one counts.
+/// A column that a header names twice, so that it is not clear which one counts.
 pub(super) struct Twice {
     name: String,
     first: usize,
@@ -50,13 +55,14 @@ impl fmt::Display for Twice {
     }
 }
 
-/// Names of a column, in small letters; the first is the one to ask for, and counts before those behind it.
+/// Names of a column, in small letters. The first is the one that errors ask for; where several are there, the earlier one here
+/// counts.
 const ACTION: &[&str] = &["action", "event type", "event"];
 const POINTER: &[&str] = &["pointer", "address", "ptr"];
 const BYTES: &[&str] = &["size", "size (bytes)", "bytes"];
 
 impl Columns {
-    /// RMM's order, for logs whose header went elsewhere: Thread, Time, Action, Pointer, Size, Stream.
+    /// RMM's order, for logs without their header: Thread, Time, Action, Pointer, Size, Stream.
     pub(super) const RMM: Self = Self {
         thread: Some(0),
         time: Some(1),
@@ -66,13 +72,16 @@ impl Columns {
         stream: Some(5),
         location: None,
         device: None,
+        handle: None,
+        allocator: None,
+        has_pool_figures: false,
         width: 6,
     };
 
-    /// Those of a log that begins with this line: none where it is a row, of a log without a header.
+    /// The columns of a log that begins with this line: none where it is a row, of a log without a header.
     ///
     /// # Errors
-    /// Why it is neither, and what to do; and whether it is a header beyond doubt, so that no line behind it makes sense.
+    /// Why it is neither, and what to do; and whether it is clearly a header, so that no later line makes sense.
     pub(super) fn of_line(cells: &[&str], line: &str) -> Result<Option<Self>, (String, bool)> {
         match Self::of_header(cells) {
             Header::Is(columns) => Ok(Some(columns)),
@@ -139,6 +148,9 @@ impl Columns {
                 stream: find(&["stream"]),
                 location: find(&["location"]),
                 device: find(&["device id", "device"]),
+                handle: find(&["handle"]),
+                allocator: find(&["allocator"]),
+                has_pool_figures: find(&["used"]).is_some() && find(&["reserved"]).is_some(),
                 width: cells.len(),
             },
             [None, None, None] => return Header::No,
@@ -152,8 +164,11 @@ impl Columns {
     }
 }
 
-/// The action of a cell; `deallocate` stands in the documentation of logs, if not in logs. Of the words for a free, `free` is
-/// the one that logs have.
+/// The actions, as errors list them.
+pub(super) const ACTIONS: &str =
+    "allocate, free, allocate failure, synchronize, trim, create, map, unmap, release";
+
+/// The action of a cell. `deallocate` is a word of documentation; logs write `free`.
 pub(super) fn action(cell: &str) -> Option<Action> {
     const NAMES: &[(&str, Action)] = &[
         ("allocate", Action::Allocate),
@@ -162,6 +177,13 @@ pub(super) fn action(cell: &str) -> Option<Action> {
         ("deallocate", Action::Free),
         ("dealloc", Action::Free),
         ("allocate failure", Action::AllocateFailure),
+        ("synchronize", Action::Synchronize),
+        ("synchronise", Action::Synchronize),
+        ("trim", Action::Trim),
+        ("create", Action::Create),
+        ("map", Action::Map),
+        ("unmap", Action::Unmap),
+        ("release", Action::Release),
     ];
     NAMES.iter().find(|(name, _)| cell.eq_ignore_ascii_case(name)).map(|&(_, action)| action)
 }
@@ -198,6 +220,20 @@ pub(super) fn bytes(cell: &str) -> Result<u64, String> {
         .ok()
         .filter(|_| digits)
         .ok_or_else(|| format!("the size {cell:?} is no number of bytes below 2^64"))
+}
+
+/// Who gave out the memory: none where the cell is empty.
+pub(super) fn allocator(cell: &str) -> Result<Option<Allocator>, String> {
+    if cell.is_empty() {
+        return Ok(None);
+    }
+    match Allocator::ALL.into_iter().find(|allocator| cell.eq_ignore_ascii_case(allocator.name())) {
+        Some(allocator) => Ok(Some(allocator)),
+        None => {
+            let names = Allocator::ALL.map(Allocator::name).join(", ");
+            Err(format!("the allocator {:?} is none of {names}", excerpt(cell)))
+        }
+    }
 }
 
 /// A stream's or thread's number: decimal, or hex where only that makes it one.

@@ -1,162 +1,29 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a log's rows come to: what is live after each, and what was odd about it.
+//! Plans a log row by row: what is live after each, and what was odd about it.
 
-use std::collections::HashMap;
-use std::fmt;
+use rustc_hash::FxHashMap;
 
+use super::finding::{Finding, FindingKind};
+use super::note::{Note, Streams};
 use super::row::{Action, Row};
-use crate::mixer::Mixer;
 use crate::placement::{PackingRule, PlacementError};
-use crate::plan::{Plan, Step};
-use crate::report::counted;
+use crate::plan::{Allocator, Plan, Request, Step};
 
 /// Frees that are remembered at least, to tell a second free of one pointer from a free of an unknown one.
 const REMEMBERED_FREES: usize = 1 << 16;
 
-/// What was odd about a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum FindingKind {
-    /// The pointer was live already. The newer allocation takes its place, since an allocator gives out what is free: a row
-    /// with the free is missing, or two logs are mixed.
-    AlreadyLive {
-        /// Bytes of the older one.
-        bytes: u64,
-        /// The line that allocated it.
-        line: u64,
-    },
-    /// The pointer was freed before. Nothing changes.
-    FreedBefore {
-        /// The line that did.
-        line: u64,
-    },
-    /// The pointer was never allocated in this log, or freed long ago. Nothing changes.
-    Unknown,
-    /// The free names another size than the allocation, which counts.
-    SizeDiffers {
-        /// The allocated bytes.
-        allocated: u64,
-    },
-    /// It was freed on another stream than allocated; an event must have come between.
-    OtherStream {
-        /// The stream it was allocated on.
-        allocated_on: u64,
-    },
-}
-
-/// A row that was odd, and yet can be understood.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Finding {
-    /// The line.
-    pub line: u64,
-    /// The pointer.
-    pub pointer: u64,
-    /// The bytes that the row names.
-    pub bytes: u64,
-    /// What was odd.
-    pub kind: FindingKind,
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { line, pointer, bytes, kind } = self;
-        write!(f, "line {line}: ")?;
-        match kind {
-            FindingKind::AlreadyLive { bytes: old, line } => write!(
-                f,
-                "{pointer:#x} is allocated with {}, but is already live ({}, from line {line})",
-                counted(*bytes, "byte"),
-                counted(*old, "byte")
-            ),
-            FindingKind::FreedBefore { line } => {
-                write!(f, "{pointer:#x} is freed, which line {line} has done before")
-            }
-            FindingKind::Unknown => write!(
-                f,
-                "{pointer:#x} is freed, but this log does not allocate it, or a free long before this one ended it"
-            ),
-            FindingKind::SizeDiffers { allocated } => {
-                write!(
-                    f,
-                    "{pointer:#x} is freed as {} and was allocated with {allocated}",
-                    counted(*bytes, "byte")
-                )
-            }
-            FindingKind::OtherStream { allocated_on } => {
-                write!(
-                    f,
-                    "{pointer:#x} is freed on another stream than {allocated_on:#x}, where it was allocated"
-                )
-            }
-        }
-    }
-}
-
-/// What is live, and where it came from.
+/// A live allocation and the row that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LiveRow {
-    /// The pointer.
+    /// The pointer, or the handle of created memory.
     pub pointer: u64,
     /// Its bytes.
     pub bytes: u64,
     /// The line that allocated it.
     pub line: u64,
-    /// The stream it was allocated on, where the log tells.
+    /// The stream it was allocated on, where the log names one.
     pub stream: Option<u64>,
-}
-
-/// What is noted of a live allocation, in few bytes, since millions may be live. From the lowest bit: the line, then the
-/// stream's number in [`Streams`].
-#[derive(Clone, Copy)]
-struct Note(u64);
-
-impl Note {
-    /// Beyond these a log of a terabyte would not come.
-    const LINE_BITS: u32 = 40;
-    const LAST_LINE: u64 = (1 << Self::LINE_BITS) - 1;
-
-    fn new(line: u64, stream: u64) -> Self {
-        Self(line.min(Self::LAST_LINE) | stream << Self::LINE_BITS)
-    }
-
-    fn line(self) -> u64 {
-        self.0 & Self::LAST_LINE
-    }
-
-    fn stream(self) -> u64 {
-        self.0 >> Self::LINE_BITS
-    }
-}
-
-/// The streams that a log names, by number.
-#[derive(Clone, Debug, Default)]
-struct Streams {
-    numbers: HashMap<u64, u64, Mixer>,
-    names: Vec<u64>,
-}
-
-impl Streams {
-    /// Stands for a row that names none.
-    const NONE: u64 = (1 << (u64::BITS - Note::LINE_BITS)) - 1;
-
-    /// The number of a stream. Beyond millions of them, none has one.
-    fn number(&mut self, stream: Option<u64>) -> u64 {
-        let Some(stream) = stream else { return Self::NONE };
-        let next = self.names.len() as u64;
-        if next == Self::NONE {
-            return self.numbers.get(&stream).copied().unwrap_or(Self::NONE);
-        }
-        *self.numbers.entry(stream).or_insert_with(|| {
-            self.names.push(stream);
-            next
-        })
-    }
-
-    fn of(&self, note: Note) -> Option<u64> {
-        self.names.get(note.stream() as usize).copied()
-    }
 }
 
 /// Sums over the rows so far.
@@ -165,24 +32,30 @@ impl Streams {
 pub struct LogTotals {
     /// Rows.
     pub rows: u64,
-    /// Allocations.
+    /// Allocations; memory that was created is one.
     pub allocations: u64,
-    /// Frees, of null too.
+    /// Frees, of null too; the release of a handle is one.
     pub frees: u64,
     /// Rows among these that ask for nothing: allocations of no bytes at null, and frees of null.
     pub nothing: u64,
     /// Allocations that failed.
     pub failures: u64,
+    /// Rows that map or unmap created memory.
+    pub mappings: u64,
+    /// Rows that synchronise, or trim a pool.
+    pub synchronizes: u64,
     /// Bytes of the largest that failed.
     pub largest_failure_bytes: u64,
     /// Bytes of all allocations ever.
     pub allocated_bytes: u64,
     /// Bytes live.
     pub live_bytes: u64,
-    /// The highest live bytes.
+    /// The peak of live bytes, as the plan has it.
     pub peak_live_bytes: u64,
-    /// The line at which that was.
+    /// The line of that peak's moment; 0 where nothing was allocated.
     pub peak_line: u64,
+    /// The line of the resident peak's moment; 0 where nothing was allocated.
+    pub peak_resident_line: u64,
     /// Rows with a finding.
     pub findings: u64,
 }
@@ -191,7 +64,7 @@ pub struct LogTotals {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Followed {
-    /// Where the plan stands.
+    /// The plan's state after it.
     pub step: Step,
     /// What was odd.
     pub finding: Option<Finding>,
@@ -202,89 +75,148 @@ pub struct Followed {
 pub struct Follow {
     plan: Plan,
     streams: Streams,
-    /// The last frees by pointer, live again or not: once there are many, they become the older ones, and those before are
-    /// forgotten.
-    freed: HashMap<u64, u64, Mixer>,
-    freed_earlier: HashMap<u64, u64, Mixer>,
+    /// The last frees by pointer, live again or not. When there are many, they become the earlier ones, and the earlier ones
+    /// are forgotten.
+    freed: FxHashMap<u64, u64>,
+    freed_earlier: FxHashMap<u64, u64>,
+    /// Without the figures that the plan has.
     totals: LogTotals,
 }
 
 impl Follow {
-    /// Before the first row, planning for an H200.
+    /// Before the first row, with a plan for an H200.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Before the first row, planning under `rule`.
+    /// Before the first row, with a plan under `rule`.
     pub fn under(rule: PackingRule) -> Self {
-        Self { plan: Plan::new(rule), ..Self::default() }
+        Self::through(Plan::new(rule))
     }
 
-    /// Takes the next row and does in the plan what it says, as one operation. Allocations of no bytes at null, and frees of
-    /// null, are counted and nothing more.
+    /// Before the first row, with a plan that says which allocator the rows that name none are planned for.
+    pub fn through(plan: Plan) -> Self {
+        Self { plan, ..Self::default() }
+    }
+
+    /// Plans the next row as one operation. Allocations of no bytes at null, and frees of null, are counted and nothing more.
     ///
     /// # Errors
-    /// [`PlacementError`] where the plan's rule does not place the allocation; the row is then counted, and no more.
+    /// [`PlacementError`] where the allocator's model cannot place the allocation. The row is counted and changes nothing.
     pub fn row(&mut self, row: &Row) -> Result<Followed, PlacementError> {
         self.totals.rows += 1;
-        let mut finding = None;
-        let step = match row.action {
+        self.plan.set_stream(row.stream.unwrap_or(0));
+        let is_null = row.pointer == 0;
+        let (step, kind) = match row.action {
             Action::AllocateFailure => {
                 self.totals.failures += 1;
                 self.totals.largest_failure_bytes = self.totals.largest_failure_bytes.max(row.bytes);
-                self.plan.pass()
+                (self.plan.pass(), None)
             }
-            Action::Allocate => {
-                self.totals.allocations += 1;
-                self.totals.allocated_bytes = self.totals.allocated_bytes.saturating_add(row.bytes);
-                if row.pointer == 0 && row.bytes == 0 {
-                    self.totals.nothing += 1;
-                    self.plan.pass()
-                } else {
-                    if let Some((bytes, note)) = self.plan.noted(row.pointer) {
-                        if let Err(error) = self.plan.check_place(row.bytes) {
-                            self.plan.pass();
-                            return Err(error);
-                        }
-                        finding = Some(FindingKind::AlreadyLive { bytes, line: Note(note).line() });
-                        self.plan.displace(row.pointer);
-                        self.totals.live_bytes -= bytes;
-                    }
-                    self.allocate(row)?
-                }
+            Action::Allocate if is_null && row.bytes == 0 => {
+                self.count_allocation(row);
+                self.totals.nothing += 1;
+                (self.plan.pass(), None)
+            }
+            Action::Allocate | Action::Create => {
+                self.count_allocation(row);
+                self.allocate(row)?
+            }
+            Action::Free if is_null => {
+                self.totals.frees += 1;
+                self.totals.nothing += 1;
+                (self.plan.pass(), None)
             }
             Action::Free => {
                 self.totals.frees += 1;
-                if row.pointer == 0 {
-                    self.totals.nothing += 1;
-                    self.plan.pass()
-                } else {
-                    let (step, odd) = self.free(row);
-                    finding = odd;
-                    step
-                }
+                self.free(row)
+            }
+            Action::Release => {
+                self.totals.frees += 1;
+                let released = self.plan.release(row.pointer).ok();
+                self.or_odd(released, FindingKind::UnknownHandle)
+            }
+            Action::Map => {
+                self.totals.mappings += 1;
+                let mapped = self.plan.map(row.pointer, row.handle.unwrap_or(0)).ok();
+                self.or_odd(mapped, FindingKind::UnknownHandle)
+            }
+            Action::Unmap => {
+                self.totals.mappings += 1;
+                let unmapped = self.plan.unmap(row.pointer, row.bytes).ok();
+                self.or_odd(unmapped, FindingKind::NotMapped)
+            }
+            Action::Synchronize => {
+                self.totals.synchronizes += 1;
+                // Without a stream, it is the whole device.
+                let done = match row.stream {
+                    Some(stream) => self.plan.synchronize_stream(stream),
+                    None => self.plan.synchronize(),
+                };
+                (done, None)
+            }
+            Action::Trim => {
+                self.totals.synchronizes += 1;
+                (self.plan.trim(row.bytes), None)
             }
         };
-        let finding =
-            finding.map(|kind| Finding { line: row.line, pointer: row.pointer, bytes: row.bytes, kind });
+        let finding = kind.map(|kind| {
+            let is_handle = row.action == Action::Map && kind == FindingKind::UnknownHandle;
+            let pointer = if is_handle { row.handle.unwrap_or(0) } else { row.pointer };
+            Finding { line: row.line, pointer, bytes: row.bytes, kind }
+        });
         self.totals.findings += u64::from(finding.is_some());
         Ok(Followed { step, finding })
     }
 
-    /// Allocates where nothing is live.
-    fn allocate(&mut self, row: &Row) -> Result<Step, PlacementError> {
-        let note = Note::new(row.line, self.streams.number(row.stream));
-        let step = self.plan.alloc_noted(row.pointer, row.bytes, row.location.as_deref(), note.0)?;
-        self.totals.live_bytes = self.totals.live_bytes.saturating_add(row.bytes);
-        if self.totals.live_bytes > self.totals.peak_live_bytes {
-            self.totals.peak_live_bytes = self.totals.live_bytes;
-            self.totals.peak_line = row.line;
+    fn count_allocation(&mut self, row: &Row) {
+        self.totals.allocations += 1;
+        self.totals.allocated_bytes = self.totals.allocated_bytes.saturating_add(row.bytes);
+    }
+
+    /// The step of an operation; where the plan refused it, that of a row that changes nothing.
+    fn or_odd(&self, done: Option<Step>, odd: FindingKind) -> (Step, Option<FindingKind>) {
+        match done {
+            Some(step) => (step, None),
+            // The plan has counted it.
+            None => (self.plan.last(), Some(odd)),
         }
-        Ok(step)
+    }
+
+    fn allocate(&mut self, row: &Row) -> Result<(Step, Option<FindingKind>), PlacementError> {
+        let is_created = row.action == Action::Create;
+        let from = match row.allocator {
+            _ if is_created => Allocator::VirtualMemory,
+            named => named.unwrap_or(self.plan.allocator()),
+        };
+        let note = Note::new(row.line, self.streams.number(row.stream)).0;
+        let new = Request { from, bytes: row.bytes, label: row.location.as_deref(), note };
+        let older = if is_created { self.plan.created(row.pointer) } else { self.plan.noted(row.pointer) };
+        let kind = match older {
+            None => None,
+            Some((bytes, note)) => {
+                if let Err(error) = self.plan.check_place(new) {
+                    self.plan.pass();
+                    return Err(error);
+                }
+                if is_created {
+                    self.plan.displace_created(row.pointer);
+                } else {
+                    self.plan.displace(row.pointer);
+                }
+                Some(FindingKind::AlreadyLive { bytes, line: Note(note).line() })
+            }
+        };
+        let step = if is_created {
+            self.plan.create_unknown(row.pointer, new)?
+        } else {
+            self.plan.alloc_unknown(row.pointer, new)?
+        };
+        Ok((step, kind))
     }
 
     fn free(&mut self, row: &Row) -> (Step, Option<FindingKind>) {
-        let Some((step, bytes, note)) = self.plan.free_noted(row.pointer) else {
+        let Some((step, bytes, note)) = self.plan.free_live(row.pointer) else {
             let before = self.freed.get(&row.pointer).or_else(|| self.freed_earlier.get(&row.pointer));
             let kind = match before {
                 Some(&line) => FindingKind::FreedBefore { line },
@@ -296,7 +228,6 @@ impl Follow {
             self.freed_earlier = std::mem::take(&mut self.freed);
         }
         self.freed.insert(row.pointer, row.line);
-        self.totals.live_bytes -= bytes;
         // Some logs write no size for a free.
         let kind = if row.bytes != 0 && row.bytes != bytes {
             Some(FindingKind::SizeDiffers { allocated: bytes })
@@ -311,7 +242,7 @@ impl Follow {
         (step, kind)
     }
 
-    /// What the rows so far come to.
+    /// The plan of the rows so far.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -323,7 +254,15 @@ impl Follow {
 
     /// Sums so far.
     pub fn totals(&self) -> LogTotals {
-        self.totals
+        let line = |note: Option<u64>| note.map_or(0, |note| Note(note).line());
+        let [live, resident] = self.plan.peak_notes();
+        LogTotals {
+            live_bytes: self.plan.live_bytes(),
+            peak_live_bytes: self.plan.peak_live_bytes(),
+            peak_line: line(live),
+            peak_resident_line: line(resident),
+            ..self.totals
+        }
     }
 
     /// What is live, in the order in which it was allocated: at the end of a log, what was never freed.

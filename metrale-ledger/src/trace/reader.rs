@@ -1,36 +1,29 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Line by line through a log.
+//! Reads the rows of a log, one at a time.
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Cursor, Read};
+use std::io::{self, Read};
 use std::path::Path;
 
+use super::cells::{FEW, Split, excerpt, split, unquote};
 use super::columns::{self, Columns, DAY_NS, Header, Time};
-use super::gzip::{MAGIC, Members};
+use super::lines::{End, LONGEST_LINE, Lines};
 use super::row::{Action, Row, RowError, TraceError};
 
-/// Bytes that are read at once.
-const BUFFER: usize = 64 << 10;
-/// No log has longer lines; without a limit, a file of something else might be read as one.
-const LONGEST_LINE: u64 = 64 << 10;
 /// Rows that a lenient reader remembers; the rest it counts.
 const REMEMBERED: usize = 20;
-/// Cells of a line for which the host is asked for no memory; logs have six to twelve.
-const FEW: usize = 16;
 /// Said of an allocation without an address.
 const OF_FAILURES: &str = "an allocation that failed is an \"allocate failure\"";
-/// Of a line that makes no sense, as much is shown.
-const SHOWN: usize = 60;
 
-/// Why a line is no row to be followed.
+/// Why a line is not a row.
 struct Reason {
     text: String,
-    /// It would be one, of another device.
+    /// It is a row, but of another device.
     is_device: bool,
-    /// It is the one that was to say which column is which.
+    /// It should have said which column is which.
     is_header: bool,
-    /// It would be none either if the file went on.
+    /// It makes no sense whether or not the file was cut in it.
     is_whole: bool,
 }
 
@@ -38,17 +31,6 @@ impl From<String> for Reason {
     fn from(text: String) -> Self {
         Self { text, is_device: false, is_header: false, is_whole: false }
     }
-}
-
-/// How a line ended.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
-    /// As lines do.
-    Feed,
-    /// With the log.
-    Log,
-    /// Not within the longest line.
-    TooFar,
 }
 
 /// What a lenient reader passed over.
@@ -59,15 +41,13 @@ pub struct Skipped {
     pub count: u64,
     /// How many of them are rows of another device than the first row's.
     pub of_other_devices: u64,
-    /// The first of them; of the rows of other devices, the first alone.
+    /// The first of them, with at most one row of another device.
     pub first: Vec<RowError>,
 }
 
 /// Reads the rows of a log, one at a time.
 pub struct Reader<'a> {
-    lines: Box<dyn BufRead + 'a>,
-    line: Vec<u8>,
-    number: u64,
+    lines: Lines<'a>,
     columns: Option<Columns>,
     lenient: bool,
     skipped: Skipped,
@@ -101,20 +81,8 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// The source's, when its first bytes cannot be read.
     pub fn new(source: impl Read + 'a) -> io::Result<Self> {
-        let mut source = source;
-        let mut head = Vec::new();
-        source.by_ref().take(2).read_to_end(&mut head)?;
-        let is_gzip = head == MAGIC;
-        let whole = BufReader::with_capacity(BUFFER, Cursor::new(head).chain(source));
-        let lines: Box<dyn BufRead + 'a> = if is_gzip {
-            Box::new(BufReader::with_capacity(BUFFER, Members::new(whole)))
-        } else {
-            Box::new(whole)
-        };
         Ok(Self {
-            lines,
-            line: Vec::new(),
-            number: 0,
+            lines: Lines::new(source)?,
             columns: None,
             lenient: false,
             skipped: Skipped::default(),
@@ -130,9 +98,9 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Whether rows that make no sense, and rows of another device than the first row's, are counted in
-    /// [`skipped`](Self::skipped) instead of ending the reading; and whether a log that cannot be read to its end, such as a
-    /// gzip file that was cut, ends there as if it were whole, which [`broke_off`](Self::broke_off) then tells.
+    /// A lenient reader counts rows that make no sense, and rows of another device than the first row's, in
+    /// [`skipped`](Self::skipped) and reads on. Where a log cannot be read to its end, such as a gzip file that was cut, it ends
+    /// as if the log did, and [`broke_off`](Self::broke_off) has the reason.
     #[must_use]
     pub fn lenient(mut self, lenient: bool) -> Self {
         self.lenient = lenient;
@@ -144,63 +112,36 @@ impl<'a> Reader<'a> {
         &self.skipped
     }
 
-    /// Where and why a lenient reader could not read on, behind rows that it could.
+    /// Where and why a lenient reader could not read on, after rows that it could read.
     pub fn broke_off(&self) -> Option<&TraceError> {
         self.broke_off.as_ref()
     }
 
-    /// Rows so far whose action was written `deallocate` or `dealloc`, which no known program does; taken as frees.
+    /// Rows so far whose action was `deallocate` or `dealloc`, which no known program writes; they are read as frees.
     pub fn alias_count(&self) -> u64 {
         self.aliases
     }
 
-    /// Whether the last row has no line end. A log that was cut just there lacks characters of that row's last cell, which
-    /// nothing else would tell.
+    /// Whether the last row has no line end. If the log was cut there, that row's last cell lacks characters, and nothing else
+    /// shows it.
     pub fn has_open_end(&self) -> bool {
         self.open_end
     }
 
-    /// Whether a header, or a row that stands without one, was read so far. Where a lenient reader has passed over lines and
-    /// this is still false at the end, what it read is no log.
+    /// Whether a header, or a row of a log without one, was read so far. If this is false after a lenient reader has passed
+    /// over lines to the end, the file is no log.
     pub fn has_columns(&self) -> bool {
         self.columns.is_some()
     }
 
-    /// Lines read so far.
-    pub fn line(&self) -> u64 {
-        self.number
+    /// Whether the header names a pool's figures, `Used` and `Reserved`: then the log was recorded from a memory pool.
+    pub fn has_pool_figures(&self) -> bool {
+        self.columns.is_some_and(|columns| columns.has_pool_figures)
     }
 
-    /// Reads a line: whether there was one, and how it ended. Of one that is too long, the beginning.
-    fn read_line(&mut self) -> Result<Option<End>, TraceError> {
-        self.line.clear();
-        let io_error = |number: u64| move |source| TraceError::Io { line: number + 1, source };
-        let mut limited = self.lines.by_ref().take(LONGEST_LINE);
-        let read = limited.read_until(b'\n', &mut self.line).map_err(io_error(self.number))?;
-        if read == 0 {
-            return Ok(None);
-        }
-        self.number += 1;
-        let end = match self.line.last() {
-            Some(b'\n') => End::Feed,
-            _ if read as u64 == LONGEST_LINE => End::TooFar,
-            _ => End::Log,
-        };
-        if end == End::TooFar {
-            // What is left of it goes unseen. Who ends at such a line need not look for its end, which may not come.
-            let mut ended = !self.lenient;
-            while !ended {
-                let buffer = self.lines.fill_buf().map_err(io_error(self.number - 1))?;
-                if buffer.is_empty() {
-                    break;
-                }
-                let end = buffer.iter().position(|&b| b == b'\n');
-                let used = end.map_or(buffer.len(), |at| at + 1);
-                self.lines.consume(used);
-                ended = end.is_some();
-            }
-        }
-        Ok(Some(end))
+    /// Lines read so far.
+    pub fn line(&self) -> u64 {
+        self.lines.number
     }
 
     /// The row of a line, none for a header.
@@ -251,14 +192,14 @@ impl<'a> Reader<'a> {
                 Header::Lacks(_) | Header::No => {}
             }
             let written = excerpt(written);
-            return Err(format!("the action {written:?} is none of allocate, free, allocate failure").into());
+            return Err(format!("the action {written:?} is none of {}", columns::ACTIONS).into());
         };
-        // Who ends each line with a comma means nothing by it.
+        // A comma at the end of each line means nothing.
         if cells.len() > columns.width && cells[columns.width..].iter().any(|cell| !cell.is_empty()) {
             let (many, width) = (cells.len(), columns.width);
             let text = format!(
-                "the row has {many} columns and the header {width}: none can tell which is which, as where a size is \
-                 written with commas; put quotes around such a cell"
+                "the row has {many} columns and the header {width}, so it is not clear which is which; if a size is written \
+                 with commas, put quotes around it"
             );
             return Err(Reason { is_whole: true, ..text.into() });
         }
@@ -268,19 +209,25 @@ impl<'a> Reader<'a> {
             self.check_device(device).map_err(|reason| Reason { is_whole: !is_last, ..reason })?;
         }
         let pointer = match cell(columns.pointer).ok_or_else(too_short)? {
-            "" if action == Action::AllocateFailure => 0,
+            "" if matches!(action, Action::AllocateFailure | Action::Synchronize | Action::Trim) => 0,
             "" if action == Action::Allocate => {
                 return Err(format!("the pointer is missing; {OF_FAILURES}").into());
             }
             written => columns::pointer(written)?,
         };
         let bytes = match cell(columns.bytes).ok_or_else(too_short)? {
-            "" if action == Action::Free => 0,
+            "" if !matches!(action, Action::Allocate | Action::AllocateFailure | Action::Create) => 0,
             written => columns::bytes(written)?,
         };
         if action == Action::Allocate && pointer == 0 && bytes > 0 {
             return Err(format!("{bytes} bytes are allocated at null; {OF_FAILURES}").into());
         }
+        let handle = match columns.handle.and_then(cell).filter(|cell| !cell.is_empty()) {
+            Some(written) => Some(columns::pointer(written).map_err(|_| no_handle(written))?),
+            None if action == Action::Map => return Err(no_handle("").into()),
+            None => None,
+        };
+        let allocator = columns.allocator.and_then(cell).map_or(Ok(None), columns::allocator)?;
         if end == End::Log {
             let (many, usual) = (cells.len(), self.last_width.unwrap_or(columns.width));
             if many < usual {
@@ -290,14 +237,14 @@ impl<'a> Reader<'a> {
         self.open_end = end == End::Log;
         self.last_width = Some(cells.len());
         self.aliases += u64::from(action == Action::Free && !written.eq_ignore_ascii_case("free"));
-        // Not that of a row that makes no sense, which would leave all others out.
+        // A row that makes no sense does not decide which device is read.
         if self.device.is_none() {
             self.device = device.map(Into::into);
         }
         let elapsed_ns = columns.time.and_then(cell).and_then(columns::time).map(|time| self.elapsed(time));
         self.columns = Some(columns);
         Ok(Some(Row {
-            line: self.number,
+            line: self.lines.number,
             action,
             pointer,
             bytes,
@@ -305,10 +252,12 @@ impl<'a> Reader<'a> {
             thread: columns.thread.and_then(cell).and_then(columns::number),
             elapsed_ns,
             location: columns.location.and_then(cell).filter(|cell| !cell.is_empty()).map(Into::into),
+            handle,
+            allocator,
         }))
     }
 
-    /// One pointer may be live on two devices at once, so their rows are not followed together.
+    /// One pointer may be live on two devices at the same time, so only the rows of one device are followed.
     fn check_device(&self, device: &str) -> Result<(), Reason> {
         let Some(first) = self.device.as_deref() else { return Ok(()) };
         let is_first = first == device
@@ -340,26 +289,26 @@ impl<'a> Reader<'a> {
 
     fn next_row(&mut self) -> Result<Option<Row>, TraceError> {
         loop {
-            let end = match self.read_line() {
+            let end = match self.lines.next(self.lenient) {
                 Ok(Some(end)) => end,
                 Ok(None) => return Ok(None),
-                // What is no log at all stays an error, however lenient.
+                // A file that is no log is an error for a lenient reader too.
                 Err(error) if self.lenient && self.columns.is_some() => {
                     self.broke_off = Some(error);
                     return Ok(None);
                 }
                 Err(error) => return Err(error),
             };
-            let bytes = std::mem::take(&mut self.line);
+            let bytes = std::mem::take(&mut self.lines.line);
             let parsed = self.parse_bytes(&bytes, end);
-            self.line = bytes;
+            self.lines.line = bytes;
             match parsed {
                 Ok(Some(row)) => return Ok(Some(row)),
                 Ok(None) => {}
                 Err(reason) => {
                     let Reason { text, is_header, is_whole, .. } = reason;
                     let cut = end == End::Log && !is_whole;
-                    let error = RowError { line: self.number, reason: text, cut, is_header };
+                    let error = RowError { line: self.lines.number, reason: text, cut, is_header };
                     if !self.lenient {
                         return Err(TraceError::Row(error));
                     }
@@ -381,7 +330,7 @@ impl<'a> Reader<'a> {
             }
             return Err(format!("longer than {LONGEST_LINE} bytes, so no row of a log").into());
         }
-        // Where logs are joined, one may be in the middle.
+        // A byte order mark; where logs are joined, one may be in the middle.
         let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
         let is_header = self.columns.is_none();
         let no_text =
@@ -390,8 +339,8 @@ impl<'a> Reader<'a> {
         if line.is_empty() { Ok(None) } else { self.parse(line, end) }
     }
 
-    /// Of lines that end in carriage returns alone, a log is one: where such a line is all there is, or as good as that, no line
-    /// behind it has a header.
+    /// A log whose lines end in carriage returns alone is one line. If it is the first and has no line feed, no later line has a
+    /// header.
     fn of_carriage_returns(&self, end: End) -> Reason {
         let is_header = end != End::Feed && self.columns.is_none();
         let words =
@@ -403,7 +352,7 @@ impl<'a> Reader<'a> {
 impl fmt::Debug for Reader<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reader")
-            .field("line", &self.number)
+            .field("line", &self.lines.number)
             .field("lenient", &self.lenient)
             .finish_non_exhaustive()
     }
@@ -422,65 +371,10 @@ impl Iterator for Reader<'_> {
     }
 }
 
-/// What the cells of a line are.
-enum Split {
-    /// So many, and found.
-    Few(usize),
-    /// More than there is place for.
-    Many,
-    /// Not told by commas alone.
-    Quoted,
-    /// Another line is in it.
-    CarriageReturn,
-}
-
-/// Finds a line's cells, without white space around them. One look at each byte, since a log has millions of short cells.
-fn split<'a>(line: &'a str, few: &mut [&'a str; FEW]) -> Split {
-    let (mut count, mut start) = (0, 0);
-    let mut found = Split::Few(0);
-    for (at, byte) in line.bytes().enumerate() {
-        match byte {
-            b',' => {
-                if let Some(place) = few.get_mut(count) {
-                    *place = line[start..at].trim();
-                }
-                (count, start) = (count + 1, at + 1);
-            }
-            b'"' => found = Split::Quoted,
-            b'\r' => return Split::CarriageReturn,
-            _ => {}
-        }
+/// Why a row that maps memory makes no sense.
+fn no_handle(written: &str) -> String {
+    match written {
+        "" => "the row maps memory and names none: write the memory's handle in a column Handle".to_owned(),
+        _ => format!("the handle {:?} is not a hexadecimal number of 64 bits", excerpt(written)),
     }
-    match (found, few.get_mut(count)) {
-        (Split::Few(_), Some(place)) => {
-            *place = line[start..].trim();
-            Split::Few(count + 1)
-        }
-        (Split::Few(_), None) => Split::Many,
-        (found, _) => found,
-    }
-}
-
-/// The cells of a line with quotes in it.
-fn unquote(line: &str) -> Result<csv::StringRecord, String> {
-    // One inside a cell is written twice.
-    if line.matches('"').count() % 2 == 1 {
-        return Err("a quote in it is not closed; no cell of a log goes over several lines".to_owned());
-    }
-    let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(line.as_bytes());
-    let mut record = csv::StringRecord::new();
-    match reader.read_record(&mut record) {
-        Ok(true) => Ok(record),
-        Ok(false) => Err("it has no columns".to_owned()),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
-/// The beginning of what makes no sense.
-pub(super) fn excerpt(text: &str) -> String {
-    let mut shown: String = text.chars().take(SHOWN).collect();
-    if shown.len() < text.len() {
-        shown.push('…');
-    }
-    shown
 }

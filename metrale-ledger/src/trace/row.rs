@@ -4,6 +4,8 @@
 use std::fmt;
 use std::io;
 
+use crate::plan::Allocator;
+
 /// What a row says was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
@@ -13,6 +15,18 @@ pub enum Action {
     Free,
     /// An allocation failed: nothing came of it.
     AllocateFailure,
+    /// The program waited for a stream or for the device, at which a pool gives memory back.
+    Synchronize,
+    /// `cuMemPoolTrimTo`: the pool gave back what it did not use, down to the row's size.
+    Trim,
+    /// `cuMemCreate`: the row's pointer is the handle.
+    Create,
+    /// `cuMemMap` of the memory that the row's handle names, at the row's pointer.
+    Map,
+    /// `cuMemUnmap`.
+    Unmap,
+    /// `cuMemRelease`: the row's pointer is the handle.
+    Release,
 }
 
 impl fmt::Display for Action {
@@ -21,6 +35,12 @@ impl fmt::Display for Action {
             Self::Allocate => "allocate",
             Self::Free => "free",
             Self::AllocateFailure => "allocate failure",
+            Self::Synchronize => "synchronize",
+            Self::Trim => "trim",
+            Self::Create => "create",
+            Self::Map => "map",
+            Self::Unmap => "unmap",
+            Self::Release => "release",
         })
     }
 }
@@ -33,7 +53,7 @@ pub struct Row {
     pub line: u64,
     /// What was done.
     pub action: Action,
-    /// The address; 0 for null.
+    /// The address, 0 for null; of created memory that is not mapped yet, its handle.
     pub pointer: u64,
     /// Bytes. Some logs write 0 for a free, or nothing.
     pub bytes: u64,
@@ -46,6 +66,10 @@ pub struct Row {
     pub elapsed_ns: Option<i64>,
     /// The source line, where the log has that column.
     pub location: Option<Box<str>>,
+    /// The handle of the memory that a row maps.
+    pub handle: Option<u64>,
+    /// Who gave out the memory, where the log has that column and something in it.
+    pub allocator: Option<Allocator>,
 }
 
 /// A row that makes no sense.
@@ -56,9 +80,9 @@ pub struct RowError {
     pub line: u64,
     /// What is wrong with it.
     pub reason: String,
-    /// The end of the file came in the middle of it: the program that wrote it was stopped.
+    /// The file ends in the middle of it: the program that wrote it was stopped.
     pub cut: bool,
-    /// It is the header beyond doubt, or the file is no text, so that no line behind it makes sense.
+    /// It is clearly the header, or the file is no text, so that no later line makes sense.
     pub is_header: bool,
 }
 

@@ -12,8 +12,6 @@ use naive::{Event, Naive};
 const GRANULE: u64 = 2;
 const PIECE: u64 = 8;
 const STREAMS: u64 = 3;
-/// More granules than any case reaches.
-const GRANULES: usize = 4096;
 
 #[derive(Clone, Debug)]
 enum Op {

@@ -20,7 +20,7 @@ struct Freed {
 
 /// A point in the order of a stream.
 #[derive(Clone, Default)]
-pub struct Event {
+pub(crate) struct Event {
     after: BTreeMap<u64, u64>,
     work: BTreeSet<usize>,
 }
@@ -33,26 +33,26 @@ struct Block {
 }
 
 /// The pool, naively.
-pub struct Naive {
+pub(crate) struct Naive {
     /// Live or pending.
-    pub taken: Vec<bool>,
+    pub(crate) taken: Vec<bool>,
     /// Holes, the oldest first.
     holes: Vec<(usize, usize)>,
     /// By stream, in the order of first use; of each stream the oldest first.
     pending: Vec<(u64, Vec<Freed>)>,
-    pub mapped: BTreeSet<usize>,
+    pub(crate) mapped: BTreeSet<usize>,
     now: u64,
     after: BTreeMap<(u64, u64), u64>,
     seen: BTreeMap<u64, u64>,
     blocks: BTreeMap<u64, Vec<Block>>,
     works: usize,
     finished: BTreeSet<usize>,
-    pub reuse: PoolReuse,
-    pub threshold: u64,
-    pub threshold_is_new: bool,
-    pub used: u64,
-    pub used_high: u64,
-    pub reserved_high: u64,
+    pub(crate) reuse: PoolReuse,
+    pub(crate) threshold: u64,
+    pub(crate) threshold_is_new: bool,
+    pub(crate) used: u64,
+    pub(crate) used_high: u64,
+    pub(crate) reserved_high: u64,
 }
 
 fn pieces(start: usize, len: usize) -> std::ops::RangeInclusive<usize> {
@@ -71,7 +71,7 @@ fn best<T: Copy>(
 }
 
 impl Naive {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             taken: vec![false; GRANULES],
             holes: Vec::new(),
@@ -92,22 +92,22 @@ impl Naive {
         }
     }
 
-    pub fn reserved(&self) -> u64 {
+    pub(crate) fn reserved(&self) -> u64 {
         self.mapped.len() as u64 * PIECE
     }
 
-    pub fn end(&self) -> usize {
+    fn end(&self) -> usize {
         self.taken.iter().rposition(|&taken| taken).map_or(0, |last| last + 1)
     }
 
-    pub fn idle(&self) -> Vec<usize> {
+    fn idle(&self) -> Vec<usize> {
         let granules = (PIECE / GRANULE) as usize;
         let free = |piece: &usize| !self.taken[piece * granules..(piece + 1) * granules].contains(&true);
         self.mapped.iter().copied().filter(free).collect()
     }
 
     /// Free stretches before the end that are not listed are new; listed ones that are no more are over.
-    pub fn list_holes(&mut self) {
+    pub(crate) fn list_holes(&mut self) {
         let end = self.end();
         let mut holes = Vec::new();
         let mut at = 0;
@@ -126,14 +126,14 @@ impl Naive {
         }
     }
 
-    pub fn use_stream(&mut self, stream: u64) -> &mut Vec<Freed> {
+    fn use_stream(&mut self, stream: u64) -> &mut Vec<Freed> {
         if !self.pending.iter().any(|(id, _)| *id == stream) {
             self.pending.push((stream, Vec::new()));
         }
         &mut self.pending.iter_mut().find(|(id, _)| *id == stream).unwrap().1
     }
 
-    pub fn complete(&mut self, stream: u64, viewer: u64) -> u64 {
+    fn complete(&mut self, stream: u64, viewer: u64) -> u64 {
         match self.blocks.get(&stream).and_then(|blocks| blocks.first()) {
             Some(block) if stream == viewer => block.own,
             Some(block) => block.others_see,
@@ -144,7 +144,7 @@ impl Naive {
         }
     }
 
-    pub fn settle(&mut self, until: impl Fn(&mut Self, u64) -> u64) -> bool {
+    pub(crate) fn settle(&mut self, until: impl Fn(&mut Self, u64) -> u64) -> bool {
         let mut any = false;
         for at in 0..self.pending.len() {
             let stream = self.pending[at].0;
@@ -162,8 +162,8 @@ impl Naive {
         any
     }
 
-    /// Takes the start of a pending hole of that stream.
-    pub fn reuse(&mut self, stream: u64, freed: Freed, len: usize) -> usize {
+    /// Places so many granules at the start of a pending hole of that stream.
+    fn reuse(&mut self, stream: u64, freed: Freed, len: usize) -> usize {
         let list = self.use_stream(stream);
         list.retain(|other| other.start != freed.start);
         if freed.len > len {
@@ -173,7 +173,7 @@ impl Naive {
     }
 
     /// Start and newly mapped bytes; none where memory runs out.
-    pub fn alloc(&mut self, stream: u64, bytes: u64, available: u64) -> Option<(usize, u64)> {
+    pub(crate) fn alloc(&mut self, stream: u64, bytes: u64, available: u64) -> Option<(usize, u64)> {
         let len = bytes.div_ceil(GRANULE) as usize;
         let own = self.use_stream(stream).clone();
         if let Some(freed) = best(&own, |freed| freed.len, len, |_| true) {
@@ -229,7 +229,7 @@ impl Naive {
         Some((start, new as u64 * PIECE))
     }
 
-    pub fn free(&mut self, stream: u64, start: usize, len: usize) {
+    pub(crate) fn free(&mut self, stream: u64, start: usize, len: usize) {
         self.now += 1;
         let now = self.now;
         let list = self.use_stream(stream);
@@ -247,7 +247,7 @@ impl Naive {
         list.push(merged);
     }
 
-    pub fn shrink(&mut self, pieces: u64) {
+    pub(crate) fn shrink(&mut self, pieces: u64) {
         while self.mapped.len() as u64 > pieces
             && let Some(highest) = self.idle().last()
         {
@@ -255,14 +255,14 @@ impl Naive {
         }
     }
 
-    pub fn after_synchronize(&mut self, any: bool) {
+    pub(crate) fn after_synchronize(&mut self, any: bool) {
         if any || self.threshold_is_new {
             self.shrink(self.threshold / PIECE);
         }
         self.threshold_is_new = false;
     }
 
-    pub fn record(&self, stream: u64) -> Event {
+    pub(crate) fn record(&self, stream: u64) -> Event {
         let mut after: BTreeMap<u64, u64> =
             (0..STREAMS).filter_map(|other| Some((other, *self.after.get(&(stream, other))?))).collect();
         after.insert(stream, self.now);
@@ -270,7 +270,7 @@ impl Naive {
         Event { after, work: blocks.flat_map(|block| block.work.iter().copied()).collect() }
     }
 
-    pub fn wait(&mut self, stream: u64, event: &Event) {
+    pub(crate) fn wait(&mut self, stream: u64, event: &Event) {
         for (&other, &time) in &event.after {
             let until = self.after.entry((stream, other)).or_insert(0);
             *until = time.max(*until);
@@ -284,19 +284,19 @@ impl Naive {
         }
     }
 
-    pub fn synchronize(&mut self, event: &Event) {
+    pub(crate) fn synchronize(&mut self, event: &Event) {
         let any = self.settle(|_, id| event.after.get(&id).copied().unwrap_or(0));
         self.after_synchronize(any);
     }
 
-    pub fn begin_work(&mut self, stream: u64) {
+    pub(crate) fn begin_work(&mut self, stream: u64) {
         self.seen.insert(stream, self.now);
         let block = Block { others_see: self.now, own: self.now, work: BTreeSet::from([self.works]) };
         self.works += 1;
         self.blocks.entry(stream).or_default().push(block);
     }
 
-    pub fn finish_work(&mut self, work: usize) {
+    pub(crate) fn finish_work(&mut self, work: usize) {
         self.finished.insert(work);
         for blocks in self.blocks.values_mut() {
             for block in blocks.iter_mut() {

@@ -6,10 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use cargo_metadata::{DependencyKind, Metadata, PackageId};
 
 /// Each member with the members its code may use. Tests may also use the software driver; see [`MAY_IN_TESTS`].
-pub(crate) const MAY_USE: [(&str, &[&str]); 9] = [
+pub(crate) const MAY_USE: [(&str, &[&str]); 8] = [
     ("metrale-driver-sys", &[]),
-    ("metrale-lock", &[]),
-    ("metrale-ledger", &["metrale-lock"]),
+    ("metrale-ledger", &[]),
     ("metrale-telemetry", &[]),
     ("metrale-driver-sim", &["metrale-driver-sys", "metrale-ledger"]),
     ("metrale-registry", &["metrale-driver-sys"]),
@@ -20,7 +19,6 @@ pub(crate) const MAY_USE: [(&str, &[&str]); 9] = [
             "metrale-driver-sys",
             "metrale-driver-sim",
             "metrale-ledger",
-            "metrale-lock",
             "metrale-registry",
             "metrale-telemetry",
         ],

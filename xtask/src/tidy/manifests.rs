@@ -43,7 +43,7 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
 }
 
-/// Every entry under `heading` stands below a comment of its own; entries for our own crates share one.
+/// Every entry under `heading` is below a comment of its own; entries for our own crates share one.
 fn reasons(path: &str, text: &str, heading: &str, found: &mut Vec<String>) {
     let section = (1..).zip(text.lines()).skip_while(|(_, line)| *line != heading).skip(1);
     let mut previous = "";

@@ -5,6 +5,7 @@ pub(crate) mod direction;
 mod manifests;
 mod sources;
 pub(crate) mod tree;
+mod words;
 
 use std::fs;
 use std::path::Path;
@@ -37,6 +38,7 @@ fn violations(root: &Path) -> Result<Vec<String>> {
         if let Some(text) = tree::text(&path)? {
             let path = tree::relative(root, &path);
             sources::check(&path, &text, &mut found);
+            words::check(&path, &text, &mut found);
             sources::process_state(&path, &text, &architecture, &mut found);
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What every file must open with, and what must stand in none.
+//! What every file must open with, and what must be in none.
 
 const LICENCE: &str = "SPDX-License-Identifier: MIT OR Apache-2.0";
 
@@ -65,7 +65,7 @@ pub(super) fn check(path: &str, text: &str, found: &mut Vec<String>) {
         return;
     }
     header(path, text, found);
-    // Recorded input stands as it was found.
+    // Recorded input stays as it was found.
     if path.contains("/tests/data/") {
         return;
     }
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn forbidden_words_are_found_with_their_line() {
         for (first, second, _) in FORBIDDEN {
-            let found = wrong("README.md", &format!("fine\nnot {first}{second} fine\n"));
+            let found = wrong("README.md", &format!("allowed\nnot {first}{second} at all\n"));
             assert_eq!(found.len(), 1, "{first}{second}");
             assert!(found[0].starts_with("README.md:2: "), "{}", found[0]);
         }

@@ -12,17 +12,13 @@ pub(super) struct Hole {
     pub(super) age: u64,
     /// Whether each piece that the hole touches is mapped.
     pub(super) mapped: bool,
+    /// Of a pending hole, when the latest free in it was.
+    pub(super) time: u64,
 }
 
 impl Hole {
     pub(super) fn end(self) -> u64 {
         self.start + self.bytes
-    }
-
-    /// What is left of it behind an allocation at its start.
-    pub(super) fn rest(self, placed: u64, age: u64) -> Option<Self> {
-        let bytes = self.bytes - placed;
-        (bytes > 0).then(|| Self { start: self.start + placed, bytes, age, ..self })
     }
 
     fn fit(self) -> Fit {
@@ -44,6 +40,11 @@ pub(super) struct Holes {
 impl Holes {
     pub(super) fn len(&self) -> usize {
         self.by_start.len()
+    }
+
+    /// Bytes of host memory. A tree keeps its entries in nodes that are at least half full.
+    pub(super) fn memory_bytes(&self) -> usize {
+        2 * (size_of::<(u64, Hole)>() + size_of::<Fit>()) * self.by_start.len()
     }
 
     pub(super) fn insert(&mut self, hole: Hole) {
@@ -75,7 +76,7 @@ impl Holes {
         }
     }
 
-    /// The mapped holes that take so many bytes, the best fit first.
+    /// The mapped holes of at least so many bytes, the best fit first.
     pub(super) fn mapped_fits(&self, bytes: u64) -> impl Iterator<Item = Hole> {
         let fits = self.mapped.range((bytes, 0, 0)..);
         fits.filter_map(|&(_, _, start)| self.by_start.get(&start).copied())

@@ -11,7 +11,6 @@ pub(super) struct Pending {
     holes: Holes,
     /// Start of each hole, by the time of its latest free.
     by_time: BTreeMap<u64, u64>,
-    time_of: BTreeMap<u64, u64>,
     next_age: u64,
 }
 
@@ -30,7 +29,7 @@ impl Pending {
         let left = self.holes.remove_ending_at(start);
         let right = self.holes.remove(start + bytes);
         for hole in [left, right].into_iter().flatten() {
-            self.forget_time(hole.start);
+            self.by_time.remove(&hole.time);
         }
         let end = right.map_or(start + bytes, Hole::end);
         let start = left.map_or(start, |hole| hole.start);
@@ -39,36 +38,30 @@ impl Pending {
 
     /// The best fit among what was freed up to `time`.
     pub(super) fn best(&self, bytes: u64, time: u64) -> Option<Hole> {
-        self.holes.mapped_fits(bytes).find(|hole| self.time_of.get(&hole.start).is_some_and(|&at| at <= time))
+        self.holes.mapped_fits(bytes).find(|hole| hole.time <= time)
     }
 
     /// Places so many bytes at the start of a hole. The rest was freed when the hole was.
     pub(super) fn reuse(&mut self, hole: Hole, bytes: u64) {
         self.holes.remove(hole.start);
-        let time = self.forget_time(hole.start);
-        if let (Some(time), Some(rest)) = (time, hole.rest(bytes, 0)) {
-            self.insert(rest.start, rest.bytes, time);
+        if hole.bytes > bytes {
+            self.insert(hole.start + bytes, hole.bytes - bytes, hole.time);
+        } else {
+            self.by_time.remove(&hole.time);
         }
     }
 
     /// Removes and returns the latest of what was freed up to `time`.
     pub(super) fn pop_latest(&mut self, time: u64) -> Option<Hole> {
-        let (_, &start) = self.by_time.range(..=time).next_back()?;
-        self.forget_time(start);
+        let (&time, &start) = self.by_time.range(..=time).next_back()?;
+        self.by_time.remove(&time);
         self.holes.remove(start)
     }
 
     fn insert(&mut self, start: u64, bytes: u64, time: u64) {
         self.next_age += 1;
         // What is pending is not idle, so each piece that it touches stays mapped.
-        self.holes.insert(Hole { start, bytes, age: self.next_age, mapped: true });
+        self.holes.insert(Hole { start, bytes, age: self.next_age, mapped: true, time });
         self.by_time.insert(time, start);
-        self.time_of.insert(start, time);
-    }
-
-    fn forget_time(&mut self, start: u64) -> Option<u64> {
-        let time = self.time_of.remove(&start)?;
-        self.by_time.remove(&time);
-        Some(time)
     }
 }

@@ -17,6 +17,11 @@ impl IdlePieces {
         self.count
     }
 
+    /// Bytes of host memory. A tree keeps its entries in nodes that are at least half full.
+    pub(super) fn memory_bytes(&self) -> usize {
+        2 * size_of::<(u64, u64)>() * self.runs.len()
+    }
+
     /// Whether each piece of the run is in the set.
     pub(super) fn contains(&self, run: &Range<u64>) -> bool {
         run.is_empty() || self.runs.range(..=run.start).next_back().is_some_and(|(_, &end)| end >= run.end)

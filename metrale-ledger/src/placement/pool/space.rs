@@ -115,13 +115,13 @@ impl Space {
     }
 
     /// Makes what was freed a part of the holes, or of what is behind the end. Pieces that nothing touches any more become idle.
-    pub(super) fn settle(&mut self, freed: Hole) {
+    pub(super) fn settle(&mut self, freed: Range<u64>) {
         let left = self.holes.remove_ending_at(freed.start);
-        let right = self.holes.remove(freed.end());
+        let right = self.holes.remove(freed.end);
         let start = left.map_or(freed.start, |hole| hole.start);
-        let end = right.map_or(freed.end(), Hole::end);
+        let end = right.map_or(freed.end, Hole::end);
         let at_end = end == self.end;
-        let touched = self.rule.touched(freed.start, freed.end());
+        let touched = self.rule.touched(freed.start, freed.end);
         let inside = self.rule.inside(start, if at_end { u64::MAX } else { end });
         self.idle.insert(touched.start.max(inside.start)..touched.end.min(inside.end));
         if at_end {
@@ -151,6 +151,7 @@ impl Space {
     fn insert_hole(&mut self, start: u64, end: u64) {
         self.next_age += 1;
         let mapped = self.idle.contains(&self.rule.inside(start, end));
-        self.holes.insert(Hole { start, bytes: end - start, age: self.next_age, mapped });
+        let age = self.next_age;
+        self.holes.insert(Hole { start, bytes: end - start, age, mapped, time: 0 });
     }
 }

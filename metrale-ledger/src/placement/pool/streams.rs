@@ -38,7 +38,7 @@ struct Stream {
     /// By other stream: the time up to which its frees come before what this one does next.
     after: BTreeMap<u64, u64>,
     /// The time up to which frees were seen to be complete.
-    known: u64,
+    seen_complete: u64,
     blocks: Vec<Block>,
 }
 
@@ -143,7 +143,7 @@ impl Streams {
             *until = time.max(*until);
         }
         if !work.is_empty() {
-            let time = stream.known;
+            let time = stream.seen_complete;
             let own_time = if stream.blocks.is_empty() { self.now } else { time };
             stream.block(time, own_time, work);
         }
@@ -157,7 +157,7 @@ impl Streams {
         self.begun += 1;
         self.unfinished.insert(work);
         let stream = self.by_id.entry(id).or_default();
-        stream.known = self.now;
+        stream.seen_complete = self.now;
         let (time, own_time) = (self.now, self.now);
         stream.block(time, own_time, BTreeSet::from([work]));
         work
@@ -193,7 +193,7 @@ impl Streams {
         let mut any = false;
         if let Some(stream) = self.by_id.get_mut(&id) {
             while let Some(freed) = stream.pending.pop_latest(time) {
-                space.settle(freed);
+                space.settle(freed.start..freed.end());
                 any = true;
             }
         }
@@ -231,7 +231,7 @@ impl Stream {
         match self.blocks.first() {
             Some(block) => block.time,
             None => {
-                self.known = now;
+                self.seen_complete = now;
                 now
             }
         }

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! [`SharedGraphs`]: the captures, graphs and pins that all backends of one driver share.
+//!
+//! Backends of one device share its context and stream, so a synchronization by one would break a capture of another. A
+//! captured copy can reach the memory of any device of the driver, so no backend may free what a graph of another uses.
+
+use std::panic::Location;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+use std::thread;
+
+use metrale_driver_sys::DriverApi;
+use metrale_registry::CudaHost;
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use rustc_hash::FxHashMap;
+
+use crate::gpu::GraphHandle;
+use crate::graph::captures::{Capture, Captures, Reach};
+use crate::graph::pins::Pins;
+use crate::handle_tombstones::HandleTombstones;
+
+/// A graph that can be launched.
+#[derive(Debug)]
+pub(crate) struct Graph {
+    pub(crate) handle: GraphHandle,
+    pub(crate) name: Arc<str>,
+    /// The number of the backend that made it.
+    pub(crate) owner: u64,
+    /// The device it was captured on.
+    pub(crate) device: usize,
+    /// That device's host, which its backend keeps: the graph itself may be remembered for longer.
+    pub(crate) host: Weak<CudaHost>,
+    /// Locked over every driver call on the graph: the driver requires its callers to make them one at a time. Lock it
+    /// before [`SharedGraphs`], never after.
+    pub(crate) state: Mutex<GraphState>,
+}
+
+/// What changes about a graph.
+#[derive(Debug)]
+pub(crate) struct GraphState {
+    /// False once it is destroyed. Its handle must not reach the driver from then on.
+    pub(crate) alive: bool,
+    /// The number of the capture whose work it does.
+    pub(crate) id: u64,
+    pub(crate) captured_at: &'static Location<'static>,
+    pub(crate) nodes: usize,
+    pub(crate) bytes_measured: Option<i64>,
+}
+
+/// How a graph ended.
+#[derive(Clone, Debug)]
+pub(crate) struct GraphEnd {
+    pub(crate) name: Arc<str>,
+    pub(crate) how: &'static str,
+}
+
+/// What [`SharedGraphs`] keeps behind its lock.
+#[derive(Debug, Default)]
+pub(crate) struct SharedState {
+    pub(crate) captures: Captures,
+    pub(crate) pins: Pins,
+    /// Live graphs by handle.
+    pub(crate) graphs: FxHashMap<u64, Arc<Graph>>,
+    /// How destroyed graphs ended, by handle.
+    pub(crate) ended: HandleTombstones<GraphEnd>,
+    /// The last number given to a backend or a capture.
+    last_id: u64,
+    /// Graphs that were given no name.
+    unnamed: u64,
+}
+
+impl SharedState {
+    /// A number for a backend or a capture that no other has.
+    pub(crate) fn next_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    /// The name of a graph that was given none.
+    pub(crate) fn next_name(&mut self) -> Arc<str> {
+        self.unnamed += 1;
+        format!("graph-{}", self.unnamed).into()
+    }
+
+    /// A live graph of a device.
+    pub(crate) fn graph(&self, handle: GraphHandle, device: usize) -> Option<&Arc<Graph>> {
+        self.graphs.get(&handle.0).filter(|graph| graph.device == device)
+    }
+
+    /// Inserts a graph that the driver has just made. Returns the graph that had its handle before: a call outside this
+    /// crate has destroyed that.
+    pub(crate) fn insert_graph(&mut self, graph: Graph) -> Option<Arc<Graph>> {
+        let stale = self.remove_graph(graph.handle, "destroyed outside this backend");
+        self.graphs.insert(graph.handle.0, Arc::new(graph));
+        stale
+    }
+
+    /// Removes a graph from the table, and remembers from then on how it ended.
+    pub(crate) fn remove_graph(&mut self, handle: GraphHandle, how: &'static str) -> Option<Arc<Graph>> {
+        let graph = self.graphs.remove(&handle.0)?;
+        self.ended.add(handle.0, GraphEnd { name: Arc::clone(&graph.name), how });
+        Some(graph)
+    }
+}
+
+/// The captures, graphs and pins of all backends of one driver.
+#[derive(Debug, Default)]
+pub(crate) struct SharedGraphs {
+    /// Captures in flight. Written under the lock; read without it, to see cheaply that there are none.
+    capturing: AtomicUsize,
+    /// Pinned allocations and parts. Written and read likewise.
+    pinned: AtomicUsize,
+    state: Mutex<SharedState>,
+    /// Read-locked over copies whose host memory is borrowed for the call only; write-locked where a stream begins to
+    /// capture: a copy that was recorded would use that memory at each replay. Locked before the state.
+    borrowed_copies: RwLock<()>,
+}
+
+impl SharedGraphs {
+    /// Reads or changes the state, and publishes the counts that are read without the lock.
+    pub(crate) fn with<T>(&self, act: impl FnOnce(&mut SharedState) -> T) -> T {
+        let mut state = self.state.lock();
+        let answer = act(&mut state);
+        self.capturing.store(state.captures.len(), Relaxed);
+        self.pinned.store(state.pins.len(), Relaxed);
+        answer
+    }
+
+    /// Keeps streams from beginning to capture while a copy borrows host memory.
+    pub(crate) fn begin_borrowed_copy(&self) -> RwLockReadGuard<'_, ()> {
+        self.borrowed_copies.read()
+    }
+
+    /// Waits for the copies that borrow host memory, and keeps new ones from beginning.
+    pub(crate) fn exclude_borrowed_copies(&self) -> RwLockWriteGuard<'_, ()> {
+        self.borrowed_copies.write()
+    }
+
+    /// Whether a capture is in flight. One relaxed load: a thread sees its own captures, and another thread's as soon as
+    /// it has synchronized with that thread in any way.
+    #[inline]
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.capturing.load(Relaxed) != 0
+    }
+
+    /// The locked state where anything is pinned or a capture could pin something now: while it is locked nothing new is
+    /// pinned. `None`, for two relaxed loads, where nothing is.
+    #[inline]
+    pub(crate) fn lock_pins(&self) -> Option<MutexGuard<'_, SharedState>> {
+        (self.pinned.load(Relaxed) != 0 || self.is_capturing()).then(|| self.state.lock())
+    }
+}
+
+/// What each driver of this process has, by driver. A weak handle keeps an address from being used again.
+static SHARED_GRAPHS: Mutex<Vec<SharedByDriver>> = Mutex::new(Vec::new());
+
+type SharedByDriver = (Weak<dyn DriverApi>, Weak<SharedGraphs>);
+
+/// One backend's access to the graphs of its driver.
+#[derive(Debug)]
+pub(crate) struct GraphClient {
+    pub(crate) shared: Arc<SharedGraphs>,
+    /// The backend's number.
+    pub(crate) owner: u64,
+    /// The backend's device.
+    pub(crate) device: usize,
+}
+
+impl GraphClient {
+    /// Access for a new backend on a host. The first backend of a driver makes what they share.
+    pub(crate) fn new(host: &CudaHost) -> Self {
+        let driver = host.driver_arc();
+        let mut all = SHARED_GRAPHS.lock();
+        all.retain(|(driver, shared)| driver.strong_count() > 0 && shared.strong_count() > 0);
+        let addr = |driver: *const dyn DriverApi| driver.cast::<()>().addr();
+        let found = all.iter().find(|(other, _)| addr(other.as_ptr()) == addr(Arc::as_ptr(&driver)));
+        let shared = found.and_then(|(_, shared)| shared.upgrade()).unwrap_or_else(|| {
+            let shared = Arc::new(SharedGraphs::default());
+            all.push((Arc::downgrade(&driver), Arc::downgrade(&shared)));
+            shared
+        });
+        let owner = shared.with(SharedState::next_id);
+        Self { shared, owner, device: host.ordinal() }
+    }
+
+    /// A capture within reach, put into words by `show`.
+    #[inline]
+    pub(crate) fn within<T>(&self, reach: Reach, show: impl FnOnce(&Capture) -> T) -> Option<T> {
+        if !self.shared.is_capturing() {
+            return None;
+        }
+        let me = thread::current().id();
+        self.shared.with(|state| state.captures.within(reach, self.device, me).map(show))
+    }
+
+    /// A live graph of this backend's device.
+    pub(crate) fn graph(&self, handle: GraphHandle) -> Option<Arc<Graph>> {
+        self.shared.state.lock().graph(handle, self.device).cloned()
+    }
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The backend's side of the ledger: what is written when, and what stays empty without the feature.
+
+use std::panic::Location;
+
+use metrale_ledger::{AllocKind, AllocRecord, ForgetError, Ledger, RecordMisuse, SubRangeError, Whois};
+
+use crate::parts::KEEPS_LEDGER;
+
+/// The one ledger of a backend. Everything that writes goes through here.
+#[derive(Debug)]
+pub(crate) struct LedgerWriter {
+    ledger: Ledger,
+}
+
+impl LedgerWriter {
+    /// An empty ledger that keeps so many of its last events.
+    pub(crate) fn new(events: usize) -> Self {
+        let ledger = Ledger::new();
+        ledger.keep_events(events);
+        Self { ledger }
+    }
+
+    /// The ledger, for reading and for scopes.
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// Writes down what the driver has just given. An answer of misuse leaves it off the ledger.
+    pub(crate) fn record(
+        &self,
+        addr: u64,
+        bytes: usize,
+        kind: AllocKind,
+        site: &'static Location<'static>,
+    ) -> Result<(), Box<RecordMisuse>> {
+        if !KEEPS_LEDGER {
+            return Ok(());
+        }
+        self.ledger.record_as(addr, bytes, site, kind).into_result().map(drop).inspect_err(|_| {
+            // The caller gives the memory back; the misuse stays counted.
+            let _ = self.forget(addr, kind);
+        })
+    }
+
+    /// Writes down device memory that the driver has just given in a page that is on the ledger, and so by the context whose
+    /// ledger it is. False, and nothing written, where that cannot be told so.
+    #[inline]
+    pub(crate) fn record_beside(&self, addr: u64, bytes: usize, site: &'static Location<'static>) -> bool {
+        KEEPS_LEDGER && self.ledger.record_beside(addr, bytes, site).is_some()
+    }
+
+    /// Takes an address off before the driver frees it, under the caller's line. `None` where no ledger is kept, and so
+    /// nothing is known of any address.
+    #[inline]
+    #[track_caller]
+    pub(crate) fn forget(&self, addr: u64, kind: AllocKind) -> Result<Option<AllocRecord>, ForgetError> {
+        if !KEEPS_LEDGER {
+            return Ok(None);
+        }
+        match kind {
+            AllocKind::Arena => self.ledger.try_forget_arena(addr),
+            AllocKind::Pinned => self.ledger.try_forget_pinned(addr),
+            AllocKind::Padding => self.ledger.try_forget_padding(addr),
+            _ => self.ledger.try_forget(addr),
+        }
+        .map(Some)
+    }
+
+    /// Puts back what the driver would not free, marked.
+    pub(crate) fn restore(&self, addr: u64, record: Option<&AllocRecord>) {
+        if let Some(record) = record {
+            // Should the address be live again, that allocation stays; the ledger counts the misuse.
+            let _ = self.ledger.restore(addr, record);
+        }
+    }
+
+    /// Writes a part of an arena down.
+    pub(crate) fn begin_part(
+        &self,
+        arena: u64,
+        offset: u64,
+        bytes: usize,
+        name: &str,
+        site: &'static Location<'static>,
+    ) -> Result<(), SubRangeError> {
+        if KEEPS_LEDGER { self.ledger.record_sub_range(arena, offset, bytes, name, site) } else { Ok(()) }
+    }
+
+    /// Takes a part of an arena off, under the caller's line.
+    #[track_caller]
+    pub(crate) fn end_part(&self, addr: u64) -> Result<(), SubRangeError> {
+        if KEEPS_LEDGER { self.ledger.end_sub_range(addr).map(drop) } else { Ok(()) }
+    }
+
+    /// What is known of an address.
+    pub(crate) fn whois(&self, addr: u64) -> Whois {
+        if KEEPS_LEDGER { self.ledger.whois(addr) } else { Whois::Unknown }
+    }
+}

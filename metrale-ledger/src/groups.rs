@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Groups: what each line holds in each scope, under each tag, of each kind, now and at the peak. And the labels they name.
+
+use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
+use std::panic::Location;
+use std::sync::Arc;
+
+use rustc_hash::FxBuildHasher;
+
+use crate::peak::Held;
+use crate::record::AllocKind;
+
+/// No scope, no tag.
+pub(crate) const NO_LABEL: u32 = u32::MAX;
+
+/// Scope and tag labels by number.
+#[derive(Default)]
+pub(crate) struct Labels {
+    numbers: HashMap<Arc<str>, u32>,
+    names: Vec<Arc<str>>,
+}
+
+impl Labels {
+    /// The number of a label, new or known.
+    pub(crate) fn number(&mut self, label: &str) -> u32 {
+        if let Some(&number) = self.numbers.get(label) {
+            return number;
+        }
+        let number = self.names.len() as u32;
+        let label: Arc<str> = label.into();
+        self.names.push(Arc::clone(&label));
+        self.numbers.insert(label, number);
+        number
+    }
+
+    /// The label with this number; none for [`NO_LABEL`].
+    pub(crate) fn name(&self, number: u32) -> Option<Arc<str>> {
+        self.names.get(number as usize).cloned()
+    }
+}
+
+/// What tells one group from another. Labels are numbers of [`Labels`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GroupKey {
+    pub(crate) site: &'static Location<'static>,
+    pub(crate) scope: u32,
+    pub(crate) tag: u32,
+    pub(crate) kind: AllocKind,
+}
+
+/// By the address of the location, which is quick; a snapshot joins groups of one line that has two.
+impl PartialEq for GroupKey {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.site, other.site)
+            && (self.scope, self.tag, self.kind) == (other.scope, other.tag, other.kind)
+    }
+}
+
+impl Eq for GroupKey {}
+
+impl Hash for GroupKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        std::ptr::hash(self.site, state);
+        state.write_u64(u64::from(self.scope) << 32 | u64::from(self.tag));
+        state.write_u8(self.kind as u8);
+    }
+}
+
+/// Bytes and number of allocations. Wide, since a caller may claim any size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sum {
+    pub(crate) bytes: u128,
+    pub(crate) count: u64,
+}
+
+impl Sum {
+    pub(crate) fn add(&mut self, bytes: usize) {
+        self.bytes += bytes as u128;
+        self.count += 1;
+    }
+
+    pub(crate) fn subtract(&mut self, bytes: usize) {
+        self.bytes -= bytes as u128;
+        self.count -= 1;
+    }
+}
+
+/// All groups a ledger has seen, by number.
+#[derive(Default)]
+pub(crate) struct Groups {
+    numbers: HashMap<GroupKey, u32, FxBuildHasher>,
+    list: Vec<(GroupKey, Held<Sum>)>,
+}
+
+impl Groups {
+    /// The number of a group, new or known.
+    #[inline]
+    pub(crate) fn number(&mut self, key: GroupKey) -> u32 {
+        let next = self.list.len() as u32;
+        let number = *self.numbers.entry(key).or_insert(next);
+        if number == next {
+            self.list.push((key, Held::default()));
+        }
+        number
+    }
+
+    pub(crate) fn key(&self, number: u32) -> GroupKey {
+        self.list[number as usize].0
+    }
+
+    /// What a group holds, to be changed.
+    pub(crate) fn held_mut(&mut self, number: u32) -> &mut Held<Sum> {
+        &mut self.list[number as usize].1
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &(GroupKey, Held<Sum>)> {
+        self.list.iter()
+    }
+}

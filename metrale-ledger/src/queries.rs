@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Questions to the state: what an address is, why it cannot be freed, what is live, and who holds what.
+
+use crate::allocation::Allocation;
+use crate::misuse::{ForgetError, FreedAllocation, Whois};
+use crate::record::{AllocKind, AllocRecord, LiveAllocation};
+use crate::snapshot::{ArenaRow, Group, Site, Snapshot};
+use crate::state::State;
+use crate::sub_range::SubRange;
+use crate::tombstones::Tombstone;
+
+impl State {
+    /// A record as the API gives it.
+    pub(crate) fn record_of(&self, allocation: &Allocation) -> AllocRecord {
+        let key = self.groups.key(allocation.group);
+        AllocRecord {
+            bytes: allocation.bytes,
+            site: key.site,
+            kind: allocation.kind,
+            scope: self.labels.name(key.scope),
+            tag: self.labels.name(key.tag),
+            index: allocation.index,
+            free_refused: allocation.free_refused,
+        }
+    }
+
+    pub(crate) fn live(&self, allocation: &Allocation) -> LiveAllocation {
+        LiveAllocation { addr: allocation.addr, record: self.record_of(allocation) }
+    }
+
+    fn freed(&self, tombstone: &Tombstone) -> FreedAllocation {
+        let record = self.record_of(&tombstone.was);
+        FreedAllocation { addr: tombstone.was.addr, record, freed_at: tombstone.freed_at, how: tombstone.how }
+    }
+
+    pub(crate) fn whois(&self, addr: u64) -> Whois {
+        let live = |owner: &Allocation| {
+            let allocation = self.live(owner);
+            Whois::Live { offset_bytes: addr.wrapping_sub(allocation.addr), allocation }
+        };
+        let owner = self.device.owner(addr).or_else(|| self.host.owner(addr));
+        if let Some(owner) = owner.filter(|owner| owner.is_callers()) {
+            return live(owner);
+        }
+        match self.tombstones.last(|free| free.was.holds(addr)) {
+            Some(free) => {
+                let freed = self.freed(free);
+                Whois::Freed { offset_bytes: addr.wrapping_sub(freed.addr), freed }
+            }
+            None => owner.map_or(Whois::Unknown, live),
+        }
+    }
+
+    /// Why `addr` cannot be freed by the call for that kind.
+    pub(crate) fn explain(&self, addr: u64, kind: AllocKind) -> ForgetError {
+        let part = self.part_at(addr);
+        let is_host = kind == AllocKind::Pinned;
+        let (space, other_space) =
+            if is_host { (&self.host, &self.device) } else { (&self.device, &self.host) };
+        if let Some(found) = space.get(addr).filter(|found| found.is_callers() && part.is_none()) {
+            return ForgetError::OtherKind { live: Box::new(self.live(found)) };
+        }
+        if addr == 0 {
+            return ForgetError::Null;
+        }
+        if let Some(part) = part.filter(|part| part.addr == addr && !is_host) {
+            return ForgetError::SubRange { part: Box::new(part.clone()) };
+        }
+        let of_space = |was: &Allocation| (was.kind == AllocKind::Pinned) == is_host;
+        let owner = space.owner(addr).filter(|owner| owner.is_callers());
+        let owner = owner.map(|owner| Box::new(self.live(owner)));
+        // A base that was handed out once says more than where the address lies now.
+        if let Some(free) = self.tombstones.last(|free| free.was.addr == addr && of_space(&free.was)) {
+            return ForgetError::DoubleFree { freed: Box::new(self.freed(free)), now_inside: owner };
+        }
+        if let Some(owner) = owner {
+            return ForgetError::Interior { addr, owner };
+        }
+        if let Some(free) = self.tombstones.last(|free| free.was.holds(addr) && of_space(&free.was)) {
+            return ForgetError::InsideFreed { addr, freed: Box::new(self.freed(free)) };
+        }
+        // The other space has calls of its own; one address may stand for memory in both.
+        match other_space.get(addr).filter(|other| other.is_callers()) {
+            Some(other) => ForgetError::OtherKind { live: Box::new(self.live(other)) },
+            None => ForgetError::Foreign { addr },
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Allocation> {
+        self.device.iter().chain(self.host.iter())
+    }
+
+    /// How many live allocations, padding left out, are older than `index`.
+    pub(crate) fn count_before(&self, index: u64) -> usize {
+        self.all().filter(|live| live.index < index && live.is_callers()).count()
+    }
+
+    /// The live allocations that fit, in order of creation.
+    pub(crate) fn live_where(&self, fits: impl Fn(&AllocRecord) -> bool) -> Vec<LiveAllocation> {
+        let mut live: Vec<_> =
+            self.all().map(|live| self.live(live)).filter(|live| fits(&live.record)).collect();
+        live.sort_unstable_by_key(|live| live.record.index);
+        live
+    }
+
+    /// The part of an arena that holds `addr`.
+    pub(crate) fn part_at(&self, addr: u64) -> Option<&SubRange> {
+        self.arenas.part_at(addr, self.has_overlaps())
+    }
+
+    /// Who holds what now, or held it at the peak.
+    pub(crate) fn snapshot(&mut self, at_peak: bool) -> Snapshot {
+        let totals = match self.totals_at_peak {
+            Some(totals) if at_peak => totals,
+            _ => self.totals(),
+        };
+        let peak = self.peak.number();
+        let name = |number: u32| self.labels.name(number).map(|name| name.to_string());
+        let groups = self.groups.iter().filter_map(|(key, held)| {
+            let sum = if at_peak { held.at_peak(0, peak) } else { held.now() };
+            (sum.count > 0).then(|| Group {
+                site: Site::of(key.site),
+                scope: name(key.scope),
+                tag: name(key.tag),
+                kind: key.kind,
+                bytes: u64::try_from(sum.bytes).unwrap_or(u64::MAX),
+                count: sum.count,
+            })
+        });
+        // The parts of arenas at a peak are not kept.
+        let arenas = self.arenas.iter().filter(|_| !at_peak).filter_map(|(base, parts)| {
+            Some(ArenaRow::new(base, &self.record_of(self.device.get(base)?), parts))
+        });
+        Snapshot::new(totals, groups.collect(), arenas.collect())
+    }
+}
