@@ -331,22 +331,6 @@ impl Pool {
         self.reserved_high = self.reserved_bytes();
     }
 
-    /// The bytes of a live allocation as they were asked for; none where the id names nothing live.
-    pub fn bytes_of(&self, id: PlacementId) -> Option<u64> {
-        let slot = self.slots.get(id.slot as usize).filter(|slot| slot.generation == id.generation)?;
-        (slot.bytes > 0).then_some(slot.bytes)
-    }
-
-    /// Bytes of host memory that the model takes, by what its tables have room for.
-    pub fn memory_bytes(&self) -> usize {
-        let pending: usize = self.pending.values().map(Holes::memory_bytes).sum();
-        size_of::<Slot>() * self.slots.capacity()
-            + size_of::<u32>() * self.vacant.capacity()
-            + self.holes.memory_bytes()
-            + pending
-            + self.idle.memory_bytes()
-    }
-
     /// Allocations placed and not freed.
     pub fn live_count(&self) -> usize {
         self.live.count()
@@ -355,6 +339,11 @@ impl Pool {
     /// The bytes of a live allocation as they were asked for; none where the id names nothing live.
     pub fn bytes_of(&self, id: PlacementId) -> Option<u64> {
         Some(self.live.slot(id)?.bytes)
+    }
+
+    /// Bytes of host memory that the model uses, by what its tables have room for.
+    pub fn memory_bytes(&self) -> usize {
+        self.live.memory_bytes() + self.space.memory_bytes() + self.streams.memory_bytes()
     }
 
     fn after_synchronize(&mut self, settled: bool) {

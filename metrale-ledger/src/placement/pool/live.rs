@@ -32,6 +32,10 @@ impl Live {
         self.slots.get(id.slot as usize).filter(|slot| slot.generation == id.generation && slot.bytes > 0)
     }
 
+    pub(super) fn memory_bytes(&self) -> usize {
+        size_of::<Slot>() * self.slots.capacity() + size_of::<u32>() * self.vacant.capacity()
+    }
+
     pub(super) fn insert(&mut self, start: u64, rounded: u64, bytes: u64) -> PlacementId {
         let slot = self.vacant.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());

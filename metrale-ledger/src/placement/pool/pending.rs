@@ -19,6 +19,10 @@ impl Pending {
         self.by_time.is_empty()
     }
 
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.holes.memory_bytes() + 2 * size_of::<(u64, u64)>() * self.by_time.len()
+    }
+
     /// Time of the oldest free in it.
     pub(super) fn oldest(&self) -> Option<u64> {
         Some(*self.by_time.first_key_value()?.0)

@@ -54,6 +54,10 @@ impl Space {
         self.holes.len()
     }
 
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.holes.memory_bytes() + self.idle.memory_bytes()
+    }
+
     /// The best fit among the holes that are mapped as a whole.
     pub(super) fn best_mapped(&self, rounded: u64) -> Option<Hole> {
         self.holes.mapped_fits(rounded).next()

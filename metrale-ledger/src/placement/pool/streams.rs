@@ -64,6 +64,11 @@ impl Streams {
         })
     }
 
+    pub(super) fn memory_bytes(&self) -> usize {
+        let pending: usize = self.by_id.values().map(|stream| stream.pending.memory_bytes()).sum();
+        2 * size_of::<(u64, Stream)>() * self.by_id.len() + pending
+    }
+
     pub(super) fn free(&mut self, id: u64, start: u64, bytes: u64) {
         let rank = self.touch(id);
         self.now += 1;
