@@ -32,7 +32,7 @@ use crate::thread;
 /// The one function that SCALE's driver lacks.
 const NOT_ON_SCALE: &str = "cuStreamIsCapturing";
 
-/// A CUDA driver in software: a second maker of [`DriverApi`].
+/// A CUDA driver in software: a second implementation of [`DriverApi`].
 ///
 /// Instances share nothing, so tests with one each run in parallel. Cloning gives another handle on the same instance.
 ///

@@ -21,7 +21,7 @@
 //!   hardware notices only what leaves the page. Fresh memory reads as NaN.
 //! * **Leaks have names.** [`SimDriver::leaks`] lists memory, pools, address ranges, modules, streams, events, graphs
 //!   and contexts.
-//! * **Failures on demand.** [`FaultDriver`] fails the nth call, every call, by size, by total, by seeded chance, or for ever;
+//! * **Failures on demand.** [`FaultDriver`] fails the nth call, every call, by size, by total, by seeded chance, or permanently;
 //!   [`TraceDriver`] logs calls. Both wrap any driver.
 //! * **Size costs nothing.** Only written bytes take host memory: 90 GB allocated and zeroed cost megabytes.
 //!

@@ -5,7 +5,8 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Cuda, on_device, status};
+use common::memory::on_device;
+use common::{Cuda, status};
 use metrale_driver_sim::driver_sys::{CUmemAllocationProp, DriverApi, DriverFn};
 use metrale_driver_sim::{
     ContextGuard, FaultDriver, Profile, SimDriver, TraceArgument, TraceDriver, first_difference,

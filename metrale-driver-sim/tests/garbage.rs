@@ -6,7 +6,8 @@ mod common;
 
 use core::ffi::c_void;
 
-use common::{PTX, on_device, register};
+use common::memory::on_device;
+use common::{PTX, register};
 use metrale_driver_sim::driver_sys::{
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED, CUmemAccessDesc, CUmemAllocationProp,
     CUmemPoolProps, DriverApi, DriverFn,

@@ -46,7 +46,7 @@ fn an_async_download_to_pinned_memory_is_not_there_before_the_sync() {
 }
 
 #[test]
-fn an_async_upload_reads_pinned_memory_late_and_pageable_memory_at_once() {
+fn an_async_upload_reads_pinned_memory_late_and_pageable_memory_immediately() {
     let (cuda, _guard) = late(Profile::h200());
     let (s, to) = (cuda.stream(NON_BLOCKING).unwrap(), memory(&cuda, 0, 128));
     let from = pinned(&cuda, 64);

@@ -6,7 +6,8 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Cuda, PTX, Table, on_device, status};
+use common::memory::on_device;
+use common::{Cuda, PTX, Table, status};
 use metrale_driver_sim::driver_sys::{
     CU_MEM_ACCESS_FLAGS_PROT_NONE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED,
     CUmemAccessDesc, CUmemPoolProps, DriverApi, pointer_attribute, pool_attribute as a,
@@ -226,7 +227,7 @@ fn a_free_behind_a_wait_is_behind_what_the_event_waits_for() {
 }
 
 #[test]
-fn frees_without_work_are_free_for_others_at_once_however_many_there_are() {
+fn frees_without_work_are_free_for_other_streams_however_many_there_are() {
     let driver = SimDriver::new(Profile::h200());
     let (cuda, _guard) = open(&driver);
     let [first, second] = [(); 2].map(|()| cuda.stream(NON_BLOCKING).unwrap());

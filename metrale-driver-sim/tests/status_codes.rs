@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Cuda, PTX, Table, status, told};
+use common::{Cuda, PTX, Table, status, visible};
 use metrale_driver_sim::{ContextGuard, on_both_drivers};
 
 /// Device attributes by number.
@@ -86,7 +86,7 @@ fn memory(cuda: &Cuda, table: &mut Table) {
     table.row("overlapping device copy", cuda.copy_on_device(a + 16, a, 1024), 0);
     let odd = cuda.alloc(1000).unwrap();
     table.row("address range inside an allocation of 1000", cuda.range(odd + 500), Ok((odd, 1000)));
-    // Its last 24 bytes up to the granule of 512 are nobody's.
+    // Its last 24 bytes up to the granule of 512 belong to no allocation.
     for (what, address) in [
         ("unknown", 0x1234_5678_9000),
         ("null", 0),
@@ -164,7 +164,7 @@ fn captures(cuda: &Cuda, table: &mut Table) {
     table.row("state before", cuda.capture_state(s), Ok(0));
     table.row("begin", cuda.capture_begin(s, 2), 0);
     table.row("begin twice", cuda.capture_begin(s, 2), 401);
-    table.row("state meanwhile", cuda.capture_state(s), Ok(told(1)));
+    table.row("state meanwhile", cuda.capture_state(s), Ok(visible(1)));
     let (ended, graph) = cuda.end(s);
     table.row("end of an empty capture", ended, 0);
     let exec = cuda.instantiate(graph);
@@ -180,7 +180,7 @@ fn captures(cuda: &Cuda, table: &mut Table) {
         assert_eq!(cuda.capture_begin(s, mode), 0);
         let memory = cuda.alloc(1024);
         table.row(&format!("alloc in mode {mode}"), status(memory), if forbidden { 900 } else { 0 });
-        table.row("state after it", cuda.capture_state(s), Ok(told(if forbidden { 2 } else { 1 })));
+        table.row("state after it", cuda.capture_state(s), Ok(visible(if forbidden { 2 } else { 1 })));
         if forbidden {
             table.row("launch afterwards", cuda.nothing(f, s), 901);
             table.row("end afterwards", cuda.end(s), (901, 0));
@@ -196,7 +196,7 @@ fn captures(cuda: &Cuda, table: &mut Table) {
             assert_eq!(cuda.capture_begin(s, mode), 0);
             let got = if query { cuda.stream_query(s) } else { cuda.stream_sync(s) };
             table.row(&format!("query ({query}) or synchronize in mode {mode}"), got, 900);
-            table.row("state after it", cuda.capture_state(s), Ok(told(2)));
+            table.row("state after it", cuda.capture_state(s), Ok(visible(2)));
             table.row("end after it", cuda.end(s), (901, 0));
             table.row("state after the end", cuda.capture_state(s), Ok(0));
         }
@@ -206,11 +206,11 @@ fn captures(cuda: &Cuda, table: &mut Table) {
     assert_eq!(cuda.capture_begin(s, 2), 0);
     table.row("blocking memset, relaxed", cuda.memset(memory, 0, 1024), 0);
     table.row("launch on the legacy stream, relaxed", cuda.nothing(f, 0), 0);
-    table.row("state after both", cuda.capture_state(s), Ok(told(1)));
+    table.row("state after both", cuda.capture_state(s), Ok(visible(1)));
     let event = cuda.event(0).unwrap();
     table.row("record in the capture", cuda.event_record(event, s), 0);
     table.row("query of that event", cuda.event_query(event), 907);
-    table.row("state after it", cuda.capture_state(s), Ok(told(2)));
+    table.row("state after it", cuda.capture_state(s), Ok(visible(2)));
     table.row("end after it", cuda.end(s), (901, 0));
 
     let never = cuda.event(0).unwrap();

@@ -111,7 +111,7 @@ macro_rules! for_each_driver_function {
             optional 10020 fn cuMemAddressFree(ptr: $crate::CUdeviceptr, size: usize);
             /// Allocates device memory that has no address yet.
             optional 10020 fn cuMemCreate(handle: *mut $crate::CUmemGenericAllocationHandle, size: usize, prop: *const $crate::CUmemAllocationProp, flags: u64);
-            /// Releases memory made by `cuMemCreate`; the device has it back when the last mapping is gone too.
+            /// Releases memory made by `cuMemCreate`; the device has it back when its last mapping is removed too.
             optional 10020 fn cuMemRelease(handle: $crate::CUmemGenericAllocationHandle);
             /// Maps memory to reserved addresses, which then need access before they can be used.
             optional 10020 fn cuMemMap(ptr: $crate::CUdeviceptr, size: usize, offset: usize, handle: $crate::CUmemGenericAllocationHandle, flags: u64);

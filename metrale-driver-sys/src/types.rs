@@ -119,7 +119,7 @@ pub struct CUDA_MEMCPY2D {
     pub Height: usize,
 }
 
-/// Where memory lies, or who accesses it.
+/// Where memory lies, or the device that accesses it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CUmemLocation {
@@ -133,7 +133,7 @@ pub struct CUmemLocation {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CUmemAccessDesc {
-    /// Who accesses.
+    /// The device that accesses.
     pub location: CUmemLocation,
     /// How.
     pub flags: CUmemAccess_flags,

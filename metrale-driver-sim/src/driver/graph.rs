@@ -88,7 +88,7 @@ impl Face {
             readable(nodes.cast_const(), capacity)?;
             for at in 0..capacity {
                 let slot = nodes.wrapping_add(at);
-                // SAFETY: the trait's promise: there is room for as many handles as the count says.
+                // SAFETY: the trait's promise: the array has as many elements as the count says.
                 let slot = unsafe { Out::new(slot) }?;
                 slot.put(handles.get(at).copied().unwrap_or(0));
             }

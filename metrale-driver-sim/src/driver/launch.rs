@@ -54,7 +54,7 @@ impl Face {
     }
 }
 
-/// Room for all parameters at their declared offsets.
+/// Zeros for all parameters, at their declared offsets.
 fn empty(declared: &[Parameter]) -> Parameters {
     let ranges: Vec<_> =
         declared.iter().map(|parameter| parameter.offset..parameter.offset + parameter.bytes).collect();

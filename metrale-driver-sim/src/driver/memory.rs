@@ -171,7 +171,7 @@ impl Face {
             let pinned = matches!(allocation.kind, AllocationKind::Pinned);
             let managed = matches!(allocation.kind, AllocationKind::Managed { .. });
             match attribute {
-                // SAFETY: the trait's promise: `data` has room for the attribute's type.
+                // SAFETY: the trait's promise: `data` points to a value of the attribute's type.
                 a::CONTEXT => unsafe { Out::new(data.cast::<u64>()) }?.put(context),
                 a::MEMORY_TYPE => {
                     let kind: c_uint = if pinned { CU_MEMORYTYPE_HOST } else { CU_MEMORYTYPE_DEVICE };

@@ -38,7 +38,7 @@ pub(crate) struct Handles {
 impl Handles {
     /// Bytes between two handles, so that they look like the pointers they stand for.
     const STEP: u64 = 0x10;
-    /// Bytes of one kind's range: room for 2^32 handles.
+    /// Bytes of one kind's range: 2^32 handles.
     const RANGE: u64 = 0x10_0000_0000;
 
     pub(crate) fn make(&mut self, kind: Kind) -> u64 {

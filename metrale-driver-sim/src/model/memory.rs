@@ -2,7 +2,7 @@
 //! Memory: allocations of every kind and what they take off a device's free figure.
 //!
 //! Device allocations follow the packing rule of `metrale_ledger::placement`; this file gives its chunks addresses. What
-//! else moves the free figure follows what MEASURED.md of this crate tells (H200, driver 580.159.04):
+//! else moves the free figure follows MEASURED.md of this crate (H200, driver 580.159.04):
 //!
 //! | what | here |
 //! |---|---|
@@ -12,7 +12,7 @@
 //! | instantiated graph | the place of a stream for a moment; 2480 bytes a kernel node from a pool of 2 MiB chunks that never shrinks |
 //! | pinned host memory | nothing |
 //! | managed memory | nothing until the device touches it: then whole pages, and once per context 120 MiB that stay |
-//! | `cuMemCreate` | its bytes, until its handle is released and its last mapping is gone |
+//! | `cuMemCreate` | its bytes, until its handle is released and its last mapping is removed |
 //! | `cuMemAllocAsync` | pieces of 32 MiB, by `metrale_ledger::placement::pool` |
 
 mod access;
@@ -67,7 +67,7 @@ pub(crate) struct Allocation {
     pub(crate) kind: AllocationKind,
     /// The host memory behind pinned and managed allocations.
     host: Option<HostBlock>,
-    /// Tells this allocation from a later one at the same address.
+    /// Distinguishes this allocation from a later one at the same address.
     pub(crate) serial: u64,
 }
 

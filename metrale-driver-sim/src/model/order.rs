@@ -282,7 +282,7 @@ impl Model {
         self.context()?;
         match self.events.get(&handle) {
             Some(event) => self.alive(event.device).map(|_| event),
-            // Measured: an event that was destroyed is told from a handle that never was one.
+            // Measured: an event that was destroyed is answered unlike a handle that never was one.
             None if self.handles.was_made(Kind::Event, handle) => Err(CUDA_ERROR_CONTEXT_IS_DESTROYED),
             None => Err(CUDA_ERROR_INVALID_HANDLE),
         }

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn fills_and_uniform_writes_cost_no_bytes_and_forgetting_gives_back() {
+    fn fills_and_uniform_writes_cost_no_bytes_and_forgotten_blocks_none() {
         let mut store = Store::new(0xFF);
         store.fill(0, 0, 90 << 30);
         store.write(0, &[7; 4 * BLOCK]);

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The driver's calls with results instead of result pointers, for tests of both drivers.
 #![allow(dead_code, reason = "every test file uses a part of it")]
-#![allow(non_snake_case, reason = "fields of structures keep the C spelling")]
+
+pub(crate) mod memory;
 
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
-use metrale_driver_sim::driver_sys::{
-    CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CUmemAccessDesc, CUmemAllocationProp,
-    CUmemLocation, CUmemPoolProps, CUresult, DriverApi, graph_instantiate, stream_capture_status,
-};
+use metrale_driver_sim::driver_sys::{CUresult, DriverApi, graph_instantiate, stream_capture_status};
 use metrale_driver_sim::{Profile, SimDriver};
 
 /// Kernels for both drivers: `nothing`, and `poke`, which writes a word to an address.
@@ -315,114 +313,6 @@ impl Cuda {
     }
 }
 
-/// Pools and virtual memory.
-impl Cuda {
-    pub(crate) fn pool(&self, props: &CUmemPoolProps) -> Answer<u64> {
-        let mut pool = 0;
-        // SAFETY: the result pointer is a local, the other is to a structure.
-        let status = unsafe { self.api.cuMemPoolCreate(&mut pool, props) };
-        answer(status, pool)
-    }
-
-    /// A pool of device 0 that may reserve so many bytes, or (0) all there are.
-    pub(crate) fn new_pool(&self, max_bytes: usize) -> u64 {
-        let (allocType, location, maxSize) = (CU_MEM_ALLOCATION_TYPE_PINNED, on_device(0), max_bytes);
-        self.pool(&CUmemPoolProps { allocType, location, maxSize, ..CUmemPoolProps::default() }).unwrap()
-    }
-
-    /// An attribute of a pool that counts bytes.
-    pub(crate) fn pool_bytes(&self, pool: u64, attribute: u32) -> Answer<u64> {
-        let mut bytes = 0u64;
-        // SAFETY: the result pointer is a local of the attribute's type.
-        let status = unsafe { self.api.cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast()) };
-        answer(status, bytes)
-    }
-
-    pub(crate) fn pool_set_bytes(&self, pool: u64, attribute: u32, mut bytes: u64) -> CUresult {
-        // SAFETY: the pointer is to a local of the attribute's type.
-        unsafe { self.api.cuMemPoolSetAttribute(pool, attribute, (&raw mut bytes).cast()) }
-    }
-
-    /// An attribute of a pool that is a C `int`.
-    pub(crate) fn pool_flag(&self, pool: u64, attribute: u32) -> Answer<i32> {
-        let mut flag = 0i32;
-        // SAFETY: the result pointer is a local of the attribute's type.
-        let status = unsafe { self.api.cuMemPoolGetAttribute(pool, attribute, (&raw mut flag).cast()) };
-        answer(status, flag)
-    }
-
-    pub(crate) fn pool_set_flag(&self, pool: u64, attribute: u32, mut flag: i32) -> CUresult {
-        // SAFETY: the pointer is to a local of the attribute's type.
-        unsafe { self.api.cuMemPoolSetAttribute(pool, attribute, (&raw mut flag).cast()) }
-    }
-
-    pub(crate) fn pool_access(&self, pool: u64, mut location: CUmemLocation) -> Answer<u32> {
-        let mut flags = 0xDEAD;
-        // SAFETY: the pointers are to locals.
-        let status = unsafe { self.api.cuMemPoolGetAccess(&mut flags, pool, &mut location) };
-        answer(status, flags)
-    }
-
-    pub(crate) fn pool_set_access(&self, pool: u64, access: &[CUmemAccessDesc]) -> CUresult {
-        // SAFETY: the pointer is to so many structures.
-        unsafe { self.api.cuMemPoolSetAccess(pool, access.as_ptr(), access.len()) }
-    }
-
-    /// An attribute of an address that is a 64-bit number.
-    pub(crate) fn wide_attribute(&self, attribute: u32, address: u64) -> Answer<u64> {
-        let mut value = 0u64;
-        // SAFETY: the result pointer is a local of the attribute's type.
-        let status = unsafe { self.api.cuPointerGetAttribute((&raw mut value).cast(), attribute, address) };
-        answer(status, value)
-    }
-
-    pub(crate) fn granularity(&self, prop: &CUmemAllocationProp, option: u32) -> Answer<usize> {
-        let mut bytes = 0;
-        // SAFETY: the result pointer is a local, the other is to a structure.
-        let status = unsafe { self.api.cuMemGetAllocationGranularity(&mut bytes, prop, option) };
-        answer(status, bytes)
-    }
-
-    pub(crate) fn create(&self, bytes: usize, prop: &CUmemAllocationProp, flags: u64) -> Answer<u64> {
-        let mut handle = 0;
-        // SAFETY: the result pointer is a local, the other is to a structure.
-        let status = unsafe { self.api.cuMemCreate(&mut handle, bytes, prop, flags) };
-        answer(status, handle)
-    }
-
-    pub(crate) fn set_access(&self, address: u64, bytes: usize, access: &[CUmemAccessDesc]) -> CUresult {
-        // SAFETY: the pointer is to so many structures.
-        unsafe { self.api.cuMemSetAccess(address, bytes, access.as_ptr(), access.len()) }
-    }
-
-    pub(crate) fn access(&self, address: u64, location: CUmemLocation) -> Answer<u64> {
-        let mut flags = 0xDEAD;
-        // SAFETY: the pointers are to locals.
-        let status = unsafe { self.api.cuMemGetAccess(&mut flags, &location, address) };
-        answer(status, flags)
-    }
-
-    pub(crate) fn retain_physical(&self, address: u64) -> Answer<u64> {
-        let mut handle = 0;
-        let address = std::ptr::without_provenance_mut(address as usize);
-        // SAFETY: the result pointer is a local; the other is an address that the driver looks up.
-        let status = unsafe { self.api.cuMemRetainAllocationHandle(&mut handle, address) };
-        answer(status, handle)
-    }
-
-    pub(crate) fn properties(&self, handle: u64) -> Answer<CUmemAllocationProp> {
-        let mut prop = CUmemAllocationProp::default();
-        // SAFETY: the result pointer is a local.
-        let status = unsafe { self.api.cuMemGetAllocationPropertiesFromHandle(&mut prop, handle) };
-        answer(status, prop)
-    }
-}
-
-/// A device as a location of memory.
-pub(crate) fn on_device(id: i32) -> CUmemLocation {
-    CUmemLocation { type_: CU_MEM_LOCATION_TYPE_DEVICE, id }
-}
-
 /// Collects rows that differ, so that one run shows them all.
 #[derive(Default)]
 pub(crate) struct Table {
@@ -452,7 +342,7 @@ pub(crate) fn on_another_thread<T: Send>(cuda: &Cuda, context: u64, call: impl F
     })
 }
 
-/// The state of a capture as this build is told of it: a build for SCALE cannot ask, and hears 0.
-pub(crate) const fn told(state: u32) -> u32 {
+/// The state of a capture as this build can see it: a build for SCALE cannot ask, and sees 0.
+pub(crate) const fn visible(state: u32) -> u32 {
     if metrale_driver_sim::driver_sys::SCALE { 0 } else { state }
 }

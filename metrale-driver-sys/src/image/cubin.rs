@@ -146,8 +146,8 @@ impl ElfHeader {
 
     /// The architecture by the flags; `None` where the generation is unknown.
     ///
-    /// Cubins of CUDA 13 keep the `a` in a section instead: [`Cubin::sm`] knows it. Nothing in a cubin tells `f` from
-    /// no letter.
+    /// Cubins of CUDA 13 keep the `a` in a section instead: [`Cubin::sm`] reads it. In a cubin nothing
+    /// distinguishes `f` from no letter.
     #[must_use]
     pub fn sm(&self) -> Option<SmTarget> {
         let (number, is_exact) = match self.abi {

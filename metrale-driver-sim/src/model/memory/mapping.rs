@@ -8,7 +8,7 @@
 //!   cuMemSetAccess         devices may use them
 //! ```
 //!
-//! Only `cuMemCreate` changes the free figure. Its memory is back once its handle is released and its last mapping is gone.
+//! Only `cuMemCreate` changes the free figure. Its memory is free once its handle is released and its last mapping is removed.
 //! A mapping is an [`Allocation`] of the memory map, so that every question about addresses finds it there.
 
 use core::ops::Range;

@@ -46,7 +46,7 @@ impl Memory {
             None => self.space.alloc(range).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?,
         };
         pool.base = Some(base);
-        // What would be taken costs time to tell, so it is asked only where it could matter.
+        // `would_take` may cost time, so it is called only where memory is scarce.
         let piece = pool.placement.rule().piece_bytes();
         if bytes.next_multiple_of(piece) + piece > self.accounts[device].free() {
             let more = pool.placement.would_take(stream, bytes).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
@@ -86,7 +86,7 @@ impl Memory {
     }
 
     /// `cuMemFreeAsync`, at the call. `unfinished` says whether the stream has work before the free. Once it reaches the free,
-    /// [`finish_free`](Self::finish_free) is told.
+    /// [`finish_free`](Self::finish_free) is called.
     pub(crate) fn begin_free(&mut self, address: u64, stream: u64, unfinished: bool) {
         let Some(allocation) = self.allocations.remove(&address) else { return };
         let mut work = None;

@@ -47,7 +47,7 @@ fn what_else_moves_the_free_figure_moves_it_as_measured() {
 }
 
 #[test]
-fn a_graph_needs_room_for_its_place_and_its_nodes_together() {
+fn a_graph_needs_memory_for_its_place_and_its_nodes_together() {
     // 5,000 kernel nodes take 10 MiB, and the place of a second stream 2.
     for (spare, answers) in [(10, Err(2)), (11, Err(2)), (12, Ok(()))] {
         let mut memory = Memory::new(&[Profile::custom("small", 552_402_944 + spare * MIB)], vec![1]);
@@ -87,7 +87,7 @@ fn no_context_fits_on_a_device_that_is_smaller() {
 }
 
 #[test]
-fn a_page_given_back_forgets_its_bytes_and_a_shared_one_does_not() {
+fn a_freed_page_forgets_its_bytes_and_a_shared_one_does_not() {
     let mut memory = open();
     let keep = memory.alloc(0, 512).unwrap();
     let freed = memory.alloc(0, 512).unwrap();

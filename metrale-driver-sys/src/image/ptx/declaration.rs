@@ -76,7 +76,7 @@ pub struct Function<'a> {
 pub struct Parameter<'a> {
     /// Its name.
     pub name: &'a str,
-    /// Where it begins in the parameter block, in bytes, the block's own start taken as aligned. Machine code may put
+    /// Where it begins in the parameter block, in bytes, if the block's own start is aligned. Machine code may put
     /// a parameter of large alignment elsewhere, since its block begins where the architecture says.
     pub offset: u64,
     /// Its size in bytes.

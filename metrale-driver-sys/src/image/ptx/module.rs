@@ -407,7 +407,7 @@ impl<'a> Reader<'a> {
     /// Shared memory of a function and of everything it reaches, one behind the other.
     ///
     /// The dynamic part has no size here, but the static part is rounded up to where it may begin. As assemblers do,
-    /// a kernel that calls anything is taken to use every dynamic array of the text.
+    /// a kernel that calls anything is assumed to use every dynamic array of the text.
     fn shared_bytes(&self, function: usize) -> u64 {
         let mut seen_functions = vec![false; self.bodies.len()];
         let mut seen_variables = vec![false; self.ptx.variables.len()];

@@ -4,7 +4,7 @@
 /// U+FEFF in UTF-8.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// The bytes of an image taken as text: what stands in front of it, the text itself, and what follows its NUL.
+/// The bytes of an image as text: the bytes before it, the text itself, and what follows its NUL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Text<'a> {
     /// Whether it begins with a UTF-8 byte order mark. No driver accepts one.
