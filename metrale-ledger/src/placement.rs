@@ -416,7 +416,7 @@ impl Placement {
         Some(self.blocks[id.slot as usize].reserved)
     }
 
-    /// Bytes of host memory that the model takes, by what its tables have room for.
+    /// Bytes of host memory that the model takes, by the capacity of its tables.
     pub fn memory_bytes(&self) -> usize {
         // A map keeps its keys and values in nodes that are at least half full.
         size_of::<Block>() * self.blocks.capacity()
@@ -482,7 +482,7 @@ impl Placement {
             slot
         } else {
             if self.blocks.len() == self.blocks.capacity() {
-                // By a quarter, not by as much again: a model of millions keeps little room it does not use.
+                // By a quarter, not by as much again: a model of millions keeps little capacity it does not use.
                 self.blocks.reserve_exact((self.blocks.len() / 4).max(16));
             }
             self.blocks.push(block);
@@ -519,7 +519,7 @@ impl Placement {
         self.open(hole);
     }
 
-    /// Turns a small allocation into a hole, merged with its neighbours; returns the pages given back (none, or
+    /// Makes a small allocation a hole, merged with its neighbours; returns the pages given back (none, or
     /// those of a chunk).
     fn release(&mut self, slot: u32) -> u64 {
         let mut slot = slot;

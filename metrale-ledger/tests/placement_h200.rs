@@ -42,7 +42,7 @@ fn rows(gz: &[u8]) -> Vec<Row> {
         .collect()
 }
 
-/// Every free figure, every small address, and every chunk standing where the driver put it.
+/// Every free figure, every small address, and every chunk where the driver put it.
 fn holds(gz: &[u8], operations: usize) {
     let rows = rows(gz);
     assert_eq!(rows.len(), operations);

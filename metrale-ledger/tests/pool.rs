@@ -118,7 +118,7 @@ fn an_id_is_good_for_one_free() {
     let second = pool.alloc(0, 1000).unwrap();
     assert_eq!(second.offset_bytes, first.offset_bytes);
     assert_eq!(pool.free(1, first.id), Err(PlacementError::NotLive { id: first.id }));
-    assert_eq!(pool.free_at_once(first.id), Err(PlacementError::NotLive { id: first.id }));
+    assert_eq!(pool.free_synchronously(first.id), Err(PlacementError::NotLive { id: first.id }));
     assert_eq!((pool.bytes_of(first.id), pool.bytes_of(second.id)), (None, Some(1000)));
     assert_eq!((pool.live_count(), pool.used_bytes()), (1, 1000));
 }

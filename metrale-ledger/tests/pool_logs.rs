@@ -132,7 +132,7 @@ impl Device {
             },
             "memfree" => {
                 let id = self.live.remove(&(pool, row.pointer)).unwrap();
-                self.pools[pool].free_at_once(id).unwrap();
+                self.pools[pool].free_synchronously(id).unwrap();
             }
             "memalloc" if bytes > self.free => self.pools.iter_mut().for_each(|pool| pool.trim_to(0)),
             "memalloc" | "after" | "start" | "streamquery" | "eventquery" | "setused5" | "setusedcurrent" => {

@@ -207,7 +207,7 @@ impl Pool {
     /// [`PlacementError::ZeroBytes`], [`PlacementError::TooLarge`].
     pub fn would_take(&self, stream: u64, bytes: u64) -> Result<u64, PlacementError> {
         let rounded = self.rule().rounded_bytes(bytes)?;
-        if self.find_at_once(stream, rounded).is_some() {
+        if self.find_unsettled(stream, rounded).is_some() {
             return Ok(0);
         }
         let (space, streams) = (self.space.clone(), self.streams.clone());
@@ -237,7 +237,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`PlacementError::NotLive`] for an id that was freed before or is not of this pool; nothing changes then.
-    pub fn free_at_once(&mut self, id: PlacementId) -> Result<(), PlacementError> {
+    pub fn free_synchronously(&mut self, id: PlacementId) -> Result<(), PlacementError> {
         let freed = self.live.remove(id)?;
         self.streams.settle_all(&mut self.space);
         self.space.settle(freed.start..freed.start + freed.rounded);
@@ -341,7 +341,7 @@ impl Pool {
         Some(self.live.slot(id)?.bytes)
     }
 
-    /// Bytes of host memory that the model uses, by what its tables have room for.
+    /// Bytes of host memory that the model uses, by the capacity of its tables.
     pub fn memory_bytes(&self) -> usize {
         self.live.memory_bytes() + self.space.memory_bytes() + self.streams.memory_bytes()
     }

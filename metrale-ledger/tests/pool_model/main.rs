@@ -17,7 +17,7 @@ const STREAMS: u64 = 3;
 enum Op {
     Alloc { stream: u64, bytes: u64, available: Option<u64> },
     Free { stream: u64, which: usize },
-    FreeAtOnce { which: usize },
+    FreeSynchronously { which: usize },
     Synchronize { stream: u64 },
     SynchronizeAll,
     Record { stream: u64 },
@@ -40,7 +40,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (stream.clone(), 1..80u64, 0..60u64)
             .prop_map(|(stream, bytes, left)| Op::Alloc { stream, bytes, available: Some(left) }),
         11 => (stream.clone(), which.clone()).prop_map(|(stream, which)| Op::Free { stream, which }),
-        1 => which.clone().prop_map(|which| Op::FreeAtOnce { which }),
+        1 => which.clone().prop_map(|which| Op::FreeSynchronously { which }),
         2 => stream.clone().prop_map(|stream| Op::Synchronize { stream }),
         1 => Just(Op::SynchronizeAll),
         2 => stream.clone().prop_map(|stream| Op::Record { stream }),
@@ -92,9 +92,9 @@ fn agree(ops: Vec<Op>) -> Result<(), TestCaseError> {
                 naive.free(stream, start, bytes.div_ceil(GRANULE) as usize);
                 naive.used -= bytes;
             }
-            Op::FreeAtOnce { which } if !live.is_empty() => {
+            Op::FreeSynchronously { which } if !live.is_empty() => {
                 let (id, start, bytes) = live.swap_remove(which % live.len());
-                pool.free_at_once(id).unwrap();
+                pool.free_synchronously(id).unwrap();
                 naive.settle(|_, _| u64::MAX);
                 naive.taken[start..start + bytes.div_ceil(GRANULE) as usize].fill(false);
                 naive.list_holes();

@@ -15,7 +15,7 @@ pub(super) enum Place {
 
 impl Pool {
     /// Searches where nothing need be mapped, settled or known to be complete.
-    pub(super) fn find_at_once(&self, stream: u64, rounded: u64) -> Option<Place> {
+    pub(super) fn find_unsettled(&self, stream: u64, rounded: u64) -> Option<Place> {
         if let Some(hole) = self.streams.own(stream, rounded) {
             return Some(Place::Pending(stream, hole));
         }
@@ -28,7 +28,7 @@ impl Pool {
 
     /// Searches for a place, and settles what is complete where nothing else fits.
     pub(super) fn find(&mut self, stream: u64, rounded: u64) -> Place {
-        if let Some(place) = self.find_at_once(stream, rounded) {
+        if let Some(place) = self.find_unsettled(stream, rounded) {
             return place;
         }
         if self.reuse.opportunistic {
