@@ -131,7 +131,7 @@ impl Memory {
         let Some(allocation) = self.allocations.remove(&address) else { return };
         let AllocationKind::Pool { pool: handle, id } = allocation.kind else { return };
         self.on_pool(handle, |pool| {
-            let freed = pool.placement.free_at_once(id);
+            let freed = pool.placement.free_synchronously(id);
             debug_assert!(freed.is_ok());
         });
         self.forget_freed(address, allocation.bytes);
