@@ -2,8 +2,8 @@
 //! [`SimDriver`]: the face of the software driver.
 //!
 //! The trait is implemented by forwarding every function of the list to a method of the same name on [`Face`], so a
-//! function without behaviour does not compile. The methods stand in the files below, by what they are about; they turn
-//! raw arguments into the model's and back, and hold all of the crate's unsafe code but the reading of host memory.
+//! function without behaviour does not compile. The methods are in the files below, by subject; they convert raw
+//! arguments to the model's and back, and hold all unsafe code of the crate except that which reads and writes host memory.
 
 mod copy;
 mod device;
@@ -12,7 +12,9 @@ mod launch;
 mod memory;
 mod module;
 mod order;
+mod pool;
 mod raw;
+mod virtual_memory;
 
 use core::fmt;
 use std::sync::Arc;
@@ -30,7 +32,7 @@ use crate::thread;
 /// The one function that SCALE's driver lacks.
 const NOT_ON_SCALE: &str = "cuStreamIsCapturing";
 
-/// A CUDA driver in software: a second maker of [`DriverApi`].
+/// A CUDA driver in software: a second implementation of [`DriverApi`].
 ///
 /// Instances share nothing, so tests with one each run in parallel. Cloning gives another handle on the same instance.
 ///
@@ -113,7 +115,7 @@ impl SimDriver {
 
     /// Registers the Rust function that stands for a kernel. `name` is the entry's name as the image has it, for every
     /// image, or `module::entry` for images that [`name_image`](Self::name_image) gave that module name; the latter is
-    /// found first. A later registration under the same name takes its place, for launches that have not run yet too.
+    /// found first. A later registration under the same name replaces it, also for launches that have not run yet.
     ///
     /// The function runs once per launch, when the stream's work runs, on the thread that waited for it. It must not
     /// call this driver: such calls answer 800 (not permitted).
@@ -138,12 +140,12 @@ impl SimDriver {
     }
 
     /// Says which module name an image has, so that kernels registered under `module::entry` are found for it. A driver
-    /// sees images only, never the names that a registry gives them. The image is told by its bytes up to trailing NULs.
+    /// sees images only, never the names that a registry gives them. The image is recognized by its bytes without trailing NULs.
     pub fn name_image(&self, module: impl Into<String>, image: &[u8]) {
         self.with(|model| model.kernels.name_image(module.into(), image));
     }
 
-    /// What was taken and not given back.
+    /// What was made and not freed, destroyed or released.
     #[must_use]
     pub fn leaks(&self) -> Leaks {
         self.with(|model| model.leaks())
@@ -169,7 +171,7 @@ impl SimDriver {
     }
 
     /// Loses the primary context of a device as a faulting kernel would: pending work is dropped and every later call
-    /// answers `status`. As on hardware, that is for good: when the last reference is released, retaining answers
+    /// answers `status`. As on hardware, the device is lost to the instance: when the last reference is released, retaining answers
     /// `status` too, and only another instance, as another process, has a sound device. Nothing happens for a device
     /// without a context, an ordinal out of range, or status 0.
     pub fn inject_fault(&self, device: usize, status: CUresult) {
@@ -181,7 +183,7 @@ impl SimDriver {
     }
 
     /// # Panics
-    /// When a kernel's function calls back, which would wait for itself.
+    /// When a kernel's function calls this driver, because it would wait for itself.
     fn with<R>(&self, work: impl FnOnce(&mut Model) -> R) -> R {
         assert!(!self.face.inside_kernel(), "a kernel's function must not use the driver that runs it");
         work(&mut self.face.model.lock())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! [`Leaks`]: what was not given back, as plain data and as text.
+//! [`Leaks`]: what was not freed, destroyed or released, as plain data and as text.
 
 use core::fmt;
 
@@ -15,15 +15,19 @@ pub enum MemoryKind {
     Managed,
     /// From `cuMemAllocHost_v2`.
     Pinned,
+    /// From `cuMemAllocAsync` or `cuMemAllocFromPoolAsync`.
+    Pool,
+    /// From `cuMemCreate`: its handle was not released, or it is still mapped.
+    Physical,
 }
 
 /// Memory that was not freed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct LeakedMemory {
-    /// The device whose context it belongs to, by index.
+    /// The device it is on, by index.
     pub device: usize,
-    /// Its address.
+    /// Its address; for physical memory, which has none of its own, its handle.
     pub address: u64,
     /// Its size in bytes, as asked for.
     pub bytes: u64,
@@ -34,19 +38,24 @@ pub struct LeakedMemory {
 }
 
 impl LeakedMemory {
-    /// `None` for a module's global, which goes with its module.
+    /// `None` for a module's global, which goes with its module, and for a mapping, whose physical memory counts.
     pub(crate) fn of(address: u64, allocation: &Allocation) -> Option<Self> {
         let kind = match allocation.kind {
             AllocationKind::Device(_) => MemoryKind::Device,
             AllocationKind::Managed { .. } => MemoryKind::Managed,
             AllocationKind::Pinned => MemoryKind::Pinned,
-            AllocationKind::Global => return None,
+            AllocationKind::Pool { .. } => MemoryKind::Pool,
+            AllocationKind::Global | AllocationKind::Mapped(_) => return None,
         };
         Some(Self { device: allocation.device, address, bytes: allocation.bytes, kind, context_ended: false })
     }
+
+    pub(crate) fn physical(handle: u64, device: usize, bytes: u64) -> Self {
+        Self { device, address: handle, bytes, kind: MemoryKind::Physical, context_ended: false }
+    }
 }
 
-/// A handle that was not given back.
+/// A handle that was not destroyed or released.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct LeakedHandle {
@@ -78,7 +87,7 @@ impl From<(usize, usize)> for LeakedContext {
     }
 }
 
-/// Everything that was taken and not given back: what is alive now, and what was still there when a context ended.
+/// Everything that was made and not freed, destroyed or released: what is alive now, and what was alive when a context ended.
 ///
 /// ```
 /// use metrale_driver_sim::{Profile, SimDriver};
@@ -93,8 +102,12 @@ impl From<(usize, usize)> for LeakedContext {
 pub struct Leaks {
     /// Contexts that are still retained.
     pub contexts: Vec<LeakedContext>,
-    /// Device, managed and pinned memory, by address.
+    /// Memory of every kind, by device and address.
     pub memory: Vec<LeakedMemory>,
+    /// Memory pools that were made and not destroyed.
+    pub pools: Vec<LeakedHandle>,
+    /// Reserved address ranges, by their start.
+    pub address_ranges: Vec<LeakedHandle>,
     /// Modules.
     pub modules: Vec<LeakedHandle>,
     /// Streams.
@@ -108,7 +121,7 @@ pub struct Leaks {
 }
 
 impl Leaks {
-    /// Whether everything was given back.
+    /// Whether nothing leaked.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.contexts.is_empty()
@@ -122,8 +135,10 @@ impl Leaks {
         self.memory.iter().fold(0, |sum, memory| sum.saturating_add(memory.bytes))
     }
 
-    fn handles(&self) -> [(&'static str, &Vec<LeakedHandle>); 5] {
+    fn handles(&self) -> [(&'static str, &Vec<LeakedHandle>); 7] {
         [
+            ("memory pool", &self.pools),
+            ("address range", &self.address_ranges),
             ("module", &self.modules),
             ("stream", &self.streams),
             ("event", &self.events),
@@ -135,32 +150,32 @@ impl Leaks {
     pub(crate) fn extend(&mut self, mut other: Self, context_ended: bool) {
         if context_ended {
             other.memory.iter_mut().for_each(|memory| memory.context_ended = true);
-            for handles in [
-                &mut other.modules,
-                &mut other.streams,
-                &mut other.events,
-                &mut other.graphs,
-                &mut other.graph_execs,
-            ] {
+            for handles in other.handles_mut() {
                 handles.iter_mut().for_each(|handle| handle.context_ended = true);
             }
         }
-        self.contexts.extend(other.contexts);
-        self.memory.extend(other.memory);
-        self.modules.extend(other.modules);
-        self.streams.extend(other.streams);
-        self.events.extend(other.events);
-        self.graphs.extend(other.graphs);
-        self.graph_execs.extend(other.graph_execs);
+        self.contexts.append(&mut other.contexts);
+        self.memory.append(&mut other.memory);
+        for (mine, theirs) in self.handles_mut().into_iter().zip(other.handles_mut()) {
+            mine.append(theirs);
+        }
     }
 
     pub(crate) fn sort(&mut self) {
         self.memory.sort();
-        for handles in
-            [&mut self.modules, &mut self.streams, &mut self.events, &mut self.graphs, &mut self.graph_execs]
-        {
-            handles.sort();
-        }
+        self.handles_mut().into_iter().for_each(|handles| handles.sort());
+    }
+
+    fn handles_mut(&mut self) -> [&mut Vec<LeakedHandle>; 7] {
+        [
+            &mut self.pools,
+            &mut self.address_ranges,
+            &mut self.modules,
+            &mut self.streams,
+            &mut self.events,
+            &mut self.graphs,
+            &mut self.graph_execs,
+        ]
     }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A CUDA driver in software: a second maker of [`DriverApi`](driver_sys::DriverApi), in process, with no GPU.
+//! A CUDA driver in software: a second implementation of [`DriverApi`](driver_sys::DriverApi), in process, with no GPU.
 //!
 //! ```text
 //!   your code --> Arc<dyn DriverApi> --> TraceDriver --> FaultDriver --> SimDriver    or the installed driver
@@ -10,16 +10,18 @@
 //!
 //! It is where an engine runs when there is no GPU, and where a test provokes what hardware shows once a year. Memory
 //! follows the packing rule measured on an H200: the free figure after every call, the address inside a 2 MiB page and
-//! the status codes are the hardware's, and the tests of this crate run the same bodies on both. Instances share
-//! nothing, so tests run in parallel.
+//! the status codes are the hardware's, and the tests of this crate run the same bodies on both. Memory pools
+//! (`cuMemAllocAsync`) follow the pool rule measured there; virtual memory (`cuMemCreate`, `cuMemMap`) is modelled whole.
+//! Instances share nothing, so tests run in parallel.
 //!
 //! # What it is for
-//! * **Wrong order shows.** Streams run late (only when somebody waits), so a missing synchronization reads old data,
+//! * **Wrong order shows.** Streams run late (only when a call waits), so a missing synchronization reads old data,
 //!   always. [`PageableCopies::Late`] goes as far as the driver's reference allows.
 //! * **Wrong addresses show.** A kernel that touches a byte of no live allocation loses the context with 700, where
 //!   hardware notices only what leaves the page. Fresh memory reads as NaN.
-//! * **Leaks have names.** [`SimDriver::leaks`] lists memory, modules, streams, events, graphs and contexts.
-//! * **Failures on demand.** [`FaultDriver`] fails the nth call, every call, by size, by total, by seeded chance, or for good;
+//! * **Leaks have names.** [`SimDriver::leaks`] lists memory, pools, address ranges, modules, streams, events, graphs
+//!   and contexts.
+//! * **Failures on demand.** [`FaultDriver`] fails the nth call, every call, by size, by total, by seeded chance, or permanently;
 //!   [`TraceDriver`] logs calls. Both wrap any driver.
 //! * **Size costs nothing.** Only written bytes take host memory: 90 GB allocated and zeroed cost megabytes.
 //!
@@ -28,10 +30,10 @@
 //! ([`SimDriver::register_kernel`]), and a launch without one is refused and explained by [`SimDriver::diagnostics`].
 //! It has no notion of speed: event times are synthetic. Copies are done under one lock.
 //!
-//! # Known or modelled
+//! # Measured or modelled
 //! Measured on an H200 with driver 580.159.04 and held to it by tests: allocation, statuses, captures, module loading,
-//! tensor maps, the end of a context, and the free figure for contexts, streams, module globals, graphs and managed
-//! memory at the points that were measured. Modelled, for want of a measurement: the free figure between and beyond those points,
+//! tensor maps, the end of a context, memory pools, and the free figure for contexts, streams, module globals, graphs, managed and virtual
+//! memory at the points that were measured. Modelled, because it was not measured: the free figure between and beyond those points,
 //! use of a destroyed handle (400 here; a real driver may crash), and what devices other than the H200 answer. The
 //! file `MEASURED.md` of this crate says of each answer which it is.
 //!

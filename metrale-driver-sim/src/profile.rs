@@ -2,7 +2,7 @@
 //! [`Profile`]: which device the software driver plays, and how strictly.
 //!
 //! `h200` carries the figures measured on an NVIDIA H200 with driver 580.159.04. The others have the architecture facts
-//! of their class and round sizes; their context size is the H200's for want of a measurement.
+//! of their class and round sizes; their context size is the H200's because theirs was not measured.
 
 use core::fmt;
 use core::str::FromStr;
@@ -40,7 +40,7 @@ pub enum MissingKernel {
 #[non_exhaustive]
 pub enum KernelBounds {
     /// Only bytes of live allocations; anything else is the sticky fault 700. Stricter than hardware, which cannot see
-    /// a stray write that stays inside a page somebody uses.
+    /// a stray write that stays inside a page in use.
     #[default]
     Allocation,
     /// Every byte of a 2 MiB page in use, as on hardware.
@@ -81,7 +81,7 @@ pub struct Profile {
     /// How allocations are packed into pages.
     pub packing: PackingRule,
     /// The byte that device memory shows where nothing was ever written. 0xFF reads as NaN in every floating-point
-    /// format and as -1 in integers, so that a read of memory nobody wrote spreads visibly.
+    /// format and as -1 in integers, so that a read of memory that was never written spreads visibly.
     pub fresh_byte: u8,
     /// When copies with pageable host memory are done.
     pub pageable_copies: PageableCopies,

@@ -5,8 +5,9 @@ mod common;
 
 use std::sync::Arc;
 
+use common::memory::on_device;
 use common::{Cuda, status};
-use metrale_driver_sim::driver_sys::{DriverApi, DriverFn};
+use metrale_driver_sim::driver_sys::{CUmemAllocationProp, DriverApi, DriverFn};
 use metrale_driver_sim::{
     ContextGuard, FaultDriver, Profile, SimDriver, TraceArgument, TraceDriver, first_difference,
 };
@@ -71,6 +72,28 @@ fn memory_runs_out_at_a_size_and_at_a_total() {
     faulty.clear();
     assert_eq!(allocs(&cuda, 1 << 50, 1), [2]);
     assert_eq!((cuda.free(0x1234), faulty.live_bytes()), (1, 2999));
+}
+
+#[test]
+fn memory_of_pools_and_physical_memory_counts_too() {
+    let (faulty, cuda, _guard) = faulty();
+    let granule = 2 << 20;
+    faulty.out_of_memory_at_total(2 * granule as u64);
+    let prop = CUmemAllocationProp { type_: 1, location: on_device(0), ..CUmemAllocationProp::default() };
+    let handle = cuda.create(granule, &prop, 0).unwrap();
+    let small = cuda.alloc_async(1000, 0).unwrap();
+    assert_eq!((status(cuda.create(granule, &prop, 0)), faulty.live_bytes()), (2, granule as u64 + 1000));
+    assert_eq!(status(cuda.alloc_of_pool(granule, cuda.default_pool(0).unwrap(), 0)), 2);
+    assert_eq!(cuda.free_async(small, 0), 0);
+    // Released and still mapped, it is live.
+    let address = cuda.reserve(granule, 0, 0, 0).unwrap();
+    assert_eq!((cuda.map(address, granule, 0, handle, 0), cuda.release_physical(handle)), (0, 0));
+    assert_eq!(faulty.live_bytes(), granule as u64);
+    assert_eq!(cuda.retain_physical(address), Ok(handle));
+    assert_eq!((cuda.unmap(address, granule), faulty.live_bytes()), (0, granule as u64));
+    assert_eq!((cuda.release_physical(handle), faulty.live_bytes()), (0, 0));
+    assert_eq!((cuda.release_physical(handle), faulty.live_bytes()), (1, 0));
+    assert_eq!((cuda.alloc_async(0, 0), faulty.live_bytes()), (Ok(0), 0));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Cuda, PTX, on_another_thread, status, told};
+use common::{Cuda, PTX, on_another_thread, status, visible};
 use metrale_driver_sim::{ContextGuard, on_both_drivers};
 
 const RECORDED: &str = include_str!("data/capture_on_h200.txt");
@@ -107,7 +107,7 @@ impl Scene {
 /// What undoes a call once the capture is over.
 type Undo = Box<dyn FnOnce(&Cuda)>;
 
-/// Does the call of a row; what must be given back after the capture is pushed to `after`.
+/// Does the call of a row; what must be freed after the capture is pushed to `after`.
 fn call(scene: &Scene, row: &str, host: &mut [u8; 64], after: &mut Vec<Undo>) -> i32 {
     let cuda = &scene.cuda;
     let (s, other) = (scene.s, scene.other);
@@ -226,7 +226,7 @@ on_both_drivers! {
                 let state = cuda.capture_state(scene.s).unwrap();
                 let (end, graph) = cuda.end(scene.s);
                 let got = Cell { call, state, end, graph: graph != 0 };
-                let recorded = Cell { state: told(recorded.state), ..recorded };
+                let recorded = Cell { state: visible(recorded.state), ..recorded };
                 if got != recorded {
                     wrong.push(format!("{row}, mode {mode}: {got:?}, recorded {recorded:?}"));
                 }
@@ -265,7 +265,7 @@ on_both_drivers! {
         recorded("forked: end on s2 (903, False) state s1 (0, 2) end s1 unjoined (901, False)");
         begin_forked();
         assert_eq!(cuda.end(s2), (903, 0));
-        assert_eq!(cuda.capture_state(s1), Ok(told(2)));
+        assert_eq!(cuda.capture_state(s1), Ok(visible(2)));
         assert_eq!(cuda.end(s1), (901, 0));
 
         recorded("joined end (0, True)");
@@ -312,7 +312,7 @@ on_both_drivers! {
         assert_eq!(cuda.nothing(scene.nothing, s1), 0);
         assert_eq!(cuda.event_record(event, s1), 0);
         assert_eq!(cuda.stream_wait(s2, event, 0), 902);
-        assert_eq!((cuda.capture_state(s1), cuda.capture_state(s2)), (Ok(told(2)), Ok(told(2))));
+        assert_eq!((cuda.capture_state(s1), cuda.capture_state(s2)), (Ok(visible(2)), Ok(visible(2))));
         assert_eq!((cuda.end(s1), cuda.end(s2)), ((901, 0), (901, 0)));
         assert_eq!(cuda.event_destroy(event), 0);
         scene.clean();
@@ -348,13 +348,13 @@ on_both_drivers! {
         let (event, never) = (cuda.event(0).unwrap(), cuda.event(0).unwrap());
         for mode in MODES {
             assert_eq!((cuda.capture_begin(s, mode), cuda.nothing(f, s)), (0, 0));
-            assert_eq!((cuda.stream_query(s), cuda.capture_state(s)), (900, Ok(told(2))));
+            assert_eq!((cuda.stream_query(s), cuda.capture_state(s)), (900, Ok(visible(2))));
             assert_eq!((cuda.stream_query(s), cuda.stream_sync(s)), (900, 900));
             assert_eq!((cuda.nothing(f, s), cuda.memset_async(scene.memory, 0, 16, s)), (901, 901));
             assert_eq!((cuda.event_record(event, s), cuda.stream_wait(s, never, 0)), (901, 901));
             assert_eq!(cuda.capture_begin(s, mode), 401);
             assert_eq!(cuda.graph_launch(exec, s), 900);
-            assert_eq!((cuda.capture_state(s), cuda.end(s)), (Ok(told(2)), (901, 0)));
+            assert_eq!((cuda.capture_state(s), cuda.end(s)), (Ok(visible(2)), (901, 0)));
         }
         for event in [event, never] {
             assert_eq!(cuda.event_destroy(event), 0);
@@ -381,7 +381,7 @@ on_both_drivers! {
                 assert_eq!((cuda.capture_begin(scene.s, mode), cuda.nothing(scene.nothing, scene.s)), (0, 0));
                 let (expected, state) = if refused { (900, 2) } else { (0, 1) };
                 assert_eq!(call(0), expected, "{name}, mode {mode}");
-                assert_eq!(cuda.capture_state(scene.s), Ok(told(state)), "{name}, mode {mode}");
+                assert_eq!(cuda.capture_state(scene.s), Ok(visible(state)), "{name}, mode {mode}");
                 assert_eq!(call(1), expected, "{name} again, mode {mode}");
                 let (end, graph) = cuda.end(scene.s);
                 assert_eq!((end, graph != 0), (if refused { 901 } else { 0 }, !refused), "{name}, mode {mode}");
@@ -391,11 +391,11 @@ on_both_drivers! {
             };
             twice("cuMemAlloc", &mut |_| keep(cuda.alloc(4096), &mut made));
             twice("cuMemAllocManaged", &mut |_| keep(cuda.alloc_managed(4096, 1), &mut made));
-            twice("cuMemFreeHost", &mut |turn| cuda.free_host(pinned[turn]));
-            twice("cuModuleUnload", &mut |turn| cuda.unload(modules[turn]));
+            twice("cuMemFreeHost", &mut |round| cuda.free_host(pinned[round]));
+            twice("cuModuleUnload", &mut |round| cuda.unload(modules[round]));
             if refused {
-                for turn in 0..2 {
-                    assert_eq!((cuda.free_host(pinned[turn]), cuda.unload(modules[turn])), (0, 0));
+                for round in 0..2 {
+                    assert_eq!((cuda.free_host(pinned[round]), cuda.unload(modules[round])), (0, 0));
                 }
             }
             made.into_iter().for_each(|memory| assert_eq!(cuda.free(memory), 0));
@@ -418,7 +418,7 @@ on_both_drivers! {
             assert_eq!(status(cuda.range(scene.memory)), 0);
             assert_eq!(cuda.pointer_attribute(2, scene.memory), Ok(2));
             let created = cuda.event(0).unwrap();
-            assert_eq!((cuda.capture_state(scene.s), cuda.nothing(scene.nothing, scene.s)), (Ok(told(1)), 0));
+            assert_eq!((cuda.capture_state(scene.s), cuda.nothing(scene.nothing, scene.s)), (Ok(visible(1)), 0));
             let (end, graph) = cuda.end(scene.s);
             assert_eq!((end, graph != 0), (0, true), "mode {mode}");
             assert_eq!(cuda.graph_destroy(graph), 0);

@@ -25,7 +25,7 @@ on_both_drivers! {
         assert_eq!(cuda.release(device), 0);
         assert_eq!((status(cuda.alloc(16)), cuda.free(memory)), (709, 709));
         assert_eq!((status(cuda.info()), cuda.sync()), (709, 709));
-        // A stream of a context that is gone: the H200 gave the one in one run and the other in another.
+        // A stream of a context that was destroyed: the H200 answered the one in one run and the other in another.
         assert!([201, 709].contains(&cuda.stream_sync(stream)));
         assert_eq!(cuda.current(), Ok(context));
         assert_eq!(cuda.set_current(context), 0);

@@ -22,7 +22,7 @@ fn with_global(bytes: usize) -> Vec<u8> {
     format!("{header}\n.visible .global .align 4 .b8 big[{bytes}];\n\0").into_bytes()
 }
 
-/// Tells how many bytes are used beyond what was used when it was made.
+/// Measures the bytes used since it was made.
 struct Meter {
     cuda: Cuda,
     free: i64,
@@ -64,7 +64,7 @@ fn check_streams(driver: &Arc<dyn DriverApi>) {
     for flags in [0, NON_BLOCKING] {
         streams.extend((0..10).map(|_| cuda.stream(flags).unwrap()));
     }
-    assert_eq!(meter.used(), most, "others use it again");
+    assert_eq!(meter.used(), most, "later streams use it again");
     streams.into_iter().for_each(|stream| assert_eq!(cuda.stream_destroy(stream), 0));
 }
 
@@ -162,11 +162,11 @@ on_both_drivers! {
         check_graphs_beside(&driver, 5, [2, 2, 2, 4, 4, 6, 8], [8, 8, 8, 8, 10, 10]);
     }
 
-    graphs_beside_a_chunk_with_room_for_one_stream(driver; sim: common::sim()) {
+    graphs_beside_a_chunk_with_space_for_one_stream(driver; sim: common::sim()) {
         check_graphs_beside(&driver, 4, [0, 0, 0, 2, 2, 4, 6], [6, 8, 8, 8, 8, 10]);
     }
 
-    graphs_beside_a_chunk_with_room_for_three_streams(driver; sim: common::sim()) {
+    graphs_beside_a_chunk_with_space_for_three_streams(driver; sim: common::sim()) {
         check_graphs_beside(&driver, 6, [0, 0, 0, 2, 2, 4, 6], [6, 6, 6, 8, 8, 8]);
     }
 

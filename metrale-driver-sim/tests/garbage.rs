@@ -6,12 +6,16 @@ mod common;
 
 use core::ffi::c_void;
 
+use common::memory::on_device;
 use common::{PTX, register};
-use metrale_driver_sim::driver_sys::{DriverApi, DriverFn};
+use metrale_driver_sim::driver_sys::{
+    CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED, CUmemAccessDesc, CUmemAllocationProp,
+    CUmemPoolProps, DriverApi, DriverFn,
+};
 use metrale_driver_sim::{Profile, SimDriver};
 use proptest::prelude::*;
 
-/// Room behind every host pointer that is valid: more than any size that an allocation can have here.
+/// Bytes behind every host pointer that is valid: more than any size that an allocation can have here.
 const SCRATCH_BYTES: usize = 8 << 20;
 
 /// What arguments are made of.
@@ -21,6 +25,10 @@ struct Source {
     pool: Vec<u64>,
     /// Zeroed before every call, so that counts, names and images read from it are empty.
     scratch: *mut u8,
+    /// Structures that something can be made from.
+    prop: CUmemAllocationProp,
+    pool_props: CUmemPoolProps,
+    access: CUmemAccessDesc,
 }
 
 impl Source {
@@ -70,8 +78,11 @@ impl Garbage for u64 {
 /// The range a value lies in: the software driver's handles by kind, or everything else.
 fn kind(value: u64) -> u64 {
     let (start, bytes) = (0x0900_0000_0000, 0x10_0000_0000);
-    if (start..start + 8 * bytes).contains(&value) { (value - start) / bytes } else { 8 }
+    if (start..start + MEMORY * bytes).contains(&value) { (value - start) / bytes } else { MEMORY }
 }
+
+/// What is no handle.
+const MEMORY: u64 = 10;
 
 /// Which arguments take which kind.
 const KIND_OF: &[(&str, u64)] = &[
@@ -87,10 +98,13 @@ const KIND_OF: &[(&str, u64)] = &[
     ("f", 4),
     ("hGraph", 5),
     ("hGraphExec", 6),
-    ("dptr", 8),
-    ("dstDevice", 8),
-    ("srcDevice", 8),
-    ("ptr", 8),
+    ("pool", 8),
+    ("memPool", 8),
+    ("handle", 9),
+    ("dptr", MEMORY),
+    ("dstDevice", MEMORY),
+    ("srcDevice", MEMORY),
+    ("ptr", MEMORY),
 ];
 
 impl Garbage for usize {
@@ -129,8 +143,18 @@ impl<T> Garbage for *mut T {
 }
 
 impl<T> Garbage for *const T {
-    fn garbage(source: &mut Source, _name: &str) -> Self {
-        source.pointer().cast_const().cast()
+    fn garbage(source: &mut Source, name: &str) -> Self {
+        // Zeros ask for nothing that can be made, so most structures are filled in.
+        if source.next().is_multiple_of(4) {
+            return source.pointer().cast_const().cast();
+        }
+        match name {
+            "prop" => (&raw const source.prop).cast(),
+            "poolProps" => (&raw const source.pool_props).cast(),
+            "desc" | "map" => (&raw const source.access).cast(),
+            "location" => (&raw const source.access.location).cast(),
+            _ => source.pointer().cast_const().cast(),
+        }
     }
 }
 
@@ -178,12 +202,20 @@ proptest! {
 
     #[test]
     fn any_call_is_answered(seed in any::<u64>()) {
-        // One per case, gone only after the driver, whose asynchronous copies may still hold it.
+        // One per case, freed only after the driver, whose asynchronous copies may still hold it.
         let mut scratch = vec![0u64; SCRATCH_BYTES / 8];
         let scratch = scratch.as_mut_ptr();
         let driver = SimDriver::new(Profile::h200());
         register(&driver);
-        let mut source = Source { state: seed, pool: Vec::new(), scratch: scratch.cast() };
+        let (type_, location) = (CU_MEM_ALLOCATION_TYPE_PINNED, on_device(0));
+        let mut source = Source {
+            state: seed,
+            pool: Vec::new(),
+            scratch: scratch.cast(),
+            prop: CUmemAllocationProp { type_, location, ..CUmemAllocationProp::default() },
+            pool_props: CUmemPoolProps { allocType: type_, location, ..CUmemPoolProps::default() },
+            access: CUmemAccessDesc { location, flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE },
+        };
         let mut context = 0;
         let mut module = 0;
         // SAFETY: no pointer is passed.
@@ -207,7 +239,7 @@ proptest! {
             let function = draw(&mut source);
             let status = call(&driver, function, &mut source);
             prop_assert!((0..1000).contains(&status), "{function}: {status}");
-            // SAFETY: the scratch memory has room for a word.
+            // SAFETY: the scratch memory is longer than a word.
             let answer = unsafe { scratch.read() };
             if status == 0 && answer != 0 && source.pool.len() < 200 {
                 source.pool.push(answer);

@@ -46,7 +46,7 @@ fn an_async_download_to_pinned_memory_is_not_there_before_the_sync() {
 }
 
 #[test]
-fn an_async_upload_reads_pinned_memory_late_and_pageable_memory_at_once() {
+fn an_async_upload_reads_pinned_memory_late_and_pageable_memory_immediately() {
     let (cuda, _guard) = late(Profile::h200());
     let (s, to) = (cuda.stream(NON_BLOCKING).unwrap(), memory(&cuda, 0, 128));
     let from = pinned(&cuda, 64);
@@ -149,9 +149,9 @@ fn long_chains_between_streams_neither_overflow_nor_deadlock() {
     let (cuda, _guard) = late(Profile::h200());
     let (s1, s2) = (cuda.stream(NON_BLOCKING).unwrap(), cuda.stream(NON_BLOCKING).unwrap());
     let (event, a) = (cuda.event(NO_TIMING).unwrap(), memory(&cuda, 0, 4));
-    for turn in 0..20_000u32 {
-        let (from, to) = if turn % 2 == 0 { (s1, s2) } else { (s2, s1) };
-        assert_eq!(cuda.memset_words(a, turn, 1, from), 0);
+    for round in 0..20_000u32 {
+        let (from, to) = if round % 2 == 0 { (s1, s2) } else { (s2, s1) };
+        assert_eq!(cuda.memset_words(a, round, 1, from), 0);
         assert_eq!(cuda.event_record(event, from), 0);
         assert_eq!(cuda.stream_wait(to, event, 0), 0);
     }

@@ -46,9 +46,9 @@ fn replay(
             assert_eq!(cuda.free(live.remove(&pointer).unwrap()), 0, "operation {done}");
         }
         // On the GPU others may hold memory, so what counts is the difference.
-        let taken = fresh - guard.memory_info().unwrap().0 as u64;
+        let used = fresh - guard.memory_info().unwrap().0 as u64;
         let recorded = FRESH_FREE_BYTES - free.parse::<u64>().unwrap();
-        assert_eq!(taken, recorded, "operation {done}: {line}");
+        assert_eq!(used, recorded, "operation {done}: {line}");
         done += 1;
     }
     assert_eq!(done, operations);

@@ -38,7 +38,11 @@ fn ninety_gigabytes_cost_the_host_nothing_until_they_are_written() {
     let free = guard.memory_info().unwrap().0;
     let weights: Vec<u64> = (0..90).map(|_| cuda.alloc(1 << 30).unwrap()).collect();
     assert_eq!(free - guard.memory_info().unwrap().0, 90 << 30);
-    assert_eq!(cuda.bytes(weights[89] + 12_345), [0xFF; 16], "memory nobody wrote shows the fresh byte");
+    assert_eq!(
+        cuda.bytes(weights[89] + 12_345),
+        [0xFF; 16],
+        "memory that was never written shows the fresh byte"
+    );
     assert_eq!(driver.backing_bytes(), 0);
     for &address in &weights {
         assert_eq!(cuda.memset(address, 0, 1 << 30), 0);
@@ -57,19 +61,19 @@ fn ninety_gigabytes_cost_the_host_nothing_until_they_are_written() {
 #[test]
 fn instances_share_nothing_and_work_in_parallel() {
     std::thread::scope(|scope| {
-        for turn in 0..8u8 {
+        for round in 0..8u8 {
             scope.spawn(move || {
                 let driver = sim();
                 let (cuda, guard) = open(&driver);
                 let address = cuda.alloc(1000).unwrap();
-                assert_eq!(cuda.upload(address, &[turn; 1000]), 0);
+                assert_eq!(cuda.upload(address, &[round; 1000]), 0);
                 for _ in 0..100 {
                     let more = cuda.alloc(5000).unwrap();
-                    assert_eq!(cuda.bytes(address), [turn; 1000]);
+                    assert_eq!(cuda.bytes(address), [round; 1000]);
                     assert_eq!(cuda.free(more), 0);
                 }
-                let taken = guard.memory_info().unwrap();
-                assert_eq!(taken.0, 149_557_477_376 - (2 << 20));
+                let figures = guard.memory_info().unwrap();
+                assert_eq!(figures.0, 149_557_477_376 - (2 << 20));
             });
         }
     });
@@ -86,10 +90,10 @@ fn threads_on_one_instance_return_every_byte() {
             scope.spawn(move || {
                 assert_eq!(cuda.set_current(context), 0);
                 let mut live = Vec::new();
-                for turn in 0..500usize {
-                    live.push(cuda.alloc(1 + (turn * 7919 * (thread + 1)) % 5_000_000).unwrap());
-                    if turn % 3 == 0 {
-                        assert_eq!(cuda.free(live.swap_remove(turn % live.len())), 0);
+                for round in 0..500usize {
+                    live.push(cuda.alloc(1 + (round * 7919 * (thread + 1)) % 5_000_000).unwrap());
+                    if round % 3 == 0 {
+                        assert_eq!(cuda.free(live.swap_remove(round % live.len())), 0);
                     }
                 }
                 live.into_iter().for_each(|address| assert_eq!(cuda.free(address), 0));
@@ -180,7 +184,7 @@ fn a_context_that_ended_is_told_from_none_and_can_be_made_anew() {
     assert_eq!(cuda.release(0), 0);
     assert_eq!(status(cuda.alloc(1)), 709);
     assert_eq!(cuda.retain(0), Ok(context));
-    assert_eq!(cuda.free(address), 1, "its memory is gone");
+    assert_eq!(cuda.free(address), 1, "its memory was freed");
     assert_eq!((cuda.stream_sync(stream), cuda.event_query(event)), (400, 709));
     assert_eq!(guard.memory_info().unwrap().0, 149_557_477_376);
     drop(guard);
@@ -355,7 +359,7 @@ fn a_pinned_buffer_freed_under_a_graph_is_a_fault_and_no_wild_access() {
     let (cuda, _guard) = open(&driver);
     let (s, a, host) = (cuda.stream(1).unwrap(), cuda.alloc(64).unwrap(), cuda.alloc_host(64).unwrap());
     assert_eq!(cuda.capture_begin(s, 2), 0);
-    // SAFETY: the driver is to find out that the memory is gone.
+    // SAFETY: the driver is to find out that the memory was freed.
     assert_eq!(unsafe { cuda.upload_async(a, host.cast(), 64, s) }, 0);
     let (_, graph) = cuda.end(s);
     let exec = cuda.instantiate(graph).unwrap();

@@ -3,22 +3,8 @@
 
 mod common;
 
-use common::{Cuda, PTX, status, told};
+use common::{Cuda, PTX, Table, status, visible};
 use metrale_driver_sim::{ContextGuard, on_both_drivers};
-
-/// Collects rows that differ, so that one run shows them all.
-#[derive(Default)]
-struct Table {
-    wrong: Vec<String>,
-}
-
-impl Table {
-    fn row<T: PartialEq + std::fmt::Debug>(&mut self, row: &str, got: T, measured: T) {
-        if got != measured {
-            self.wrong.push(format!("{row}: {got:?}, measured {measured:?}"));
-        }
-    }
-}
 
 /// Device attributes by number.
 const H200_ATTRIBUTES: &[(u32, i32)] = &[
@@ -68,7 +54,7 @@ on_both_drivers! {
         captures(&cuda, &mut table);
         events(&cuda, &mut table);
         devices(&cuda, &mut table, context.device());
-        assert!(table.wrong.is_empty(), "rows that differ:\n{}", table.wrong.join("\n"));
+        table.check();
     }
 }
 
@@ -80,9 +66,9 @@ fn memory(cuda: &Cuda, table: &mut Table) {
     table.row("free of null", cuda.free(0), 0);
     table.row("free of an interior pointer", cuda.free(a + 256), 1);
     table.row("free of what was never allocated", cuda.free(0x1234_5600), 1);
-    let gone = cuda.alloc(64 << 20).unwrap();
-    table.row("free", cuda.free(gone), 0);
-    table.row("second free", cuda.free(gone), 1);
+    let freed = cuda.alloc(64 << 20).unwrap();
+    table.row("free", cuda.free(freed), 0);
+    table.row("second free", cuda.free(freed), 1);
 
     let mut host = vec![0; 4096 + 5_000_000];
     for past in [1, 4096, 5_000_000] {
@@ -100,7 +86,7 @@ fn memory(cuda: &Cuda, table: &mut Table) {
     table.row("overlapping device copy", cuda.copy_on_device(a + 16, a, 1024), 0);
     let odd = cuda.alloc(1000).unwrap();
     table.row("address range inside an allocation of 1000", cuda.range(odd + 500), Ok((odd, 1000)));
-    // Its last 24 bytes up to the granule of 512 are nobody's.
+    // Its last 24 bytes up to the granule of 512 belong to no allocation.
     for (what, address) in [
         ("unknown", 0x1234_5678_9000),
         ("null", 0),
@@ -178,7 +164,7 @@ fn captures(cuda: &Cuda, table: &mut Table) {
     table.row("state before", cuda.capture_state(s), Ok(0));
     table.row("begin", cuda.capture_begin(s, 2), 0);
     table.row("begin twice", cuda.capture_begin(s, 2), 401);
-    table.row("state meanwhile", cuda.capture_state(s), Ok(told(1)));
+    table.row("state meanwhile", cuda.capture_state(s), Ok(visible(1)));
     let (ended, graph) = cuda.end(s);
     table.row("end of an empty capture", ended, 0);
     let exec = cuda.instantiate(graph);
@@ -194,7 +180,7 @@ fn captures(cuda: &Cuda, table: &mut Table) {
         assert_eq!(cuda.capture_begin(s, mode), 0);
         let memory = cuda.alloc(1024);
         table.row(&format!("alloc in mode {mode}"), status(memory), if forbidden { 900 } else { 0 });
-        table.row("state after it", cuda.capture_state(s), Ok(told(if forbidden { 2 } else { 1 })));
+        table.row("state after it", cuda.capture_state(s), Ok(visible(if forbidden { 2 } else { 1 })));
         if forbidden {
             table.row("launch afterwards", cuda.nothing(f, s), 901);
             table.row("end afterwards", cuda.end(s), (901, 0));
@@ -210,7 +196,7 @@ fn captures(cuda: &Cuda, table: &mut Table) {
             assert_eq!(cuda.capture_begin(s, mode), 0);
             let got = if query { cuda.stream_query(s) } else { cuda.stream_sync(s) };
             table.row(&format!("query ({query}) or synchronize in mode {mode}"), got, 900);
-            table.row("state after it", cuda.capture_state(s), Ok(told(2)));
+            table.row("state after it", cuda.capture_state(s), Ok(visible(2)));
             table.row("end after it", cuda.end(s), (901, 0));
             table.row("state after the end", cuda.capture_state(s), Ok(0));
         }
@@ -220,11 +206,11 @@ fn captures(cuda: &Cuda, table: &mut Table) {
     assert_eq!(cuda.capture_begin(s, 2), 0);
     table.row("blocking memset, relaxed", cuda.memset(memory, 0, 1024), 0);
     table.row("launch on the legacy stream, relaxed", cuda.nothing(f, 0), 0);
-    table.row("state after both", cuda.capture_state(s), Ok(told(1)));
+    table.row("state after both", cuda.capture_state(s), Ok(visible(1)));
     let event = cuda.event(0).unwrap();
     table.row("record in the capture", cuda.event_record(event, s), 0);
     table.row("query of that event", cuda.event_query(event), 907);
-    table.row("state after it", cuda.capture_state(s), Ok(told(2)));
+    table.row("state after it", cuda.capture_state(s), Ok(visible(2)));
     table.row("end after it", cuda.end(s), (901, 0));
 
     let never = cuda.event(0).unwrap();
@@ -263,8 +249,8 @@ fn devices(cuda: &Cuda, table: &mut Table, device: i32) {
     let unknown = unsafe { cuda.api.cuGetErrorName(12_345, &mut text) };
     table.row("name of an unknown status", unknown, 1);
     // SAFETY: as above.
-    let known = unsafe { cuda.api.cuGetErrorName(2, &mut text) };
-    table.row("name of status 2", known, 0);
+    let found = unsafe { cuda.api.cuGetErrorName(2, &mut text) };
+    table.row("name of status 2", found, 0);
     // SAFETY: the driver's string is static.
     let text = unsafe { std::ffi::CStr::from_ptr(text) };
     table.row("name of status 2", text, c"CUDA_ERROR_OUT_OF_MEMORY");

@@ -32,7 +32,7 @@ impl Call {
     }
 
     /// # Safety
-    /// `map` has room for a map; `strides` is null or has one element less than the rank.
+    /// `map` is valid for a map; `strides` is null or has one element less than the rank.
     unsafe fn make_with(
         &self,
         driver: &dyn DriverApi,
@@ -64,7 +64,7 @@ fn numbers<T: core::str::FromStr<Err: core::fmt::Debug>>(list: &str) -> Vec<T> {
 }
 
 fn call(row: &[&str]) -> Call {
-    let named = |names: &[(&str, u32)], name: &str| names.iter().find(|known| known.0 == name).unwrap().1;
+    let named = |names: &[(&str, u32)], name: &str| names.iter().find(|named| named.0 == name).unwrap().1;
     Call {
         data_type: named(
             &[
@@ -245,14 +245,14 @@ on_both_drivers! {
         }
     }
 
-    /// The headers declare an alignment of 128 bytes; the driver writes wherever it is told to.
+    /// The headers declare an alignment of 128 bytes; the driver writes to any address.
     a_map_may_lie_anywhere(driver) {
         let _context = ContextGuard::new(&driver, 0).unwrap();
-        let mut room = [CUtensorMap::default(); 3];
+        let mut buffer = [CUtensorMap::default(); 3];
         for misaligned_by in [64, 32, 16, 8] {
-            let map = room.as_mut_ptr().wrapping_byte_add(misaligned_by);
+            let map = buffer.as_mut_ptr().wrapping_byte_add(misaligned_by);
             let call = plain();
-            // SAFETY: there is a whole map's room behind the address.
+            // SAFETY: a whole map lies behind the address.
             let status = unsafe { call.make_with(&*driver, map, call.strides.as_ptr()) };
             assert_eq!(status, 0, "{misaligned_by}");
         }

@@ -11,7 +11,7 @@ macro_rules! declare {
     ($($(#[$meta:meta])* $need:ident $since:literal fn $name:ident($($arg:ident: $ty:ty),* $(,)?);)*) => {
         /// The CUDA driver API as an object: the C functions one to one, with raw types.
         ///
-        /// Two makers implement it: [`FnTable`](crate::FnTable) calls a real driver, the software driver calls its
+        /// Two types implement it: [`FnTable`](crate::FnTable) calls a real driver, the software driver calls its
         /// model. Adaptors wrap one and implement it again. The trait is object-safe, so that everything above holds
         /// an `Arc<dyn DriverApi>`; a virtual call costs about a nanosecond against a driver call's microsecond.
         ///
@@ -26,7 +26,7 @@ macro_rules! declare {
         /// * names are C strings that end in NUL; images are what `cuModuleLoadData` can bound by itself (PTX ends in
         ///   NUL; a cubin or fatbin holds all the bytes its own header speaks of);
         /// * `kernelParams` has one pointer for each of the kernel's parameters, each valid for that parameter's size;
-        /// * handles (streams, events, modules, functions, graphs, contexts) are live: the driver follows them. On an H200 a
+        /// * handles (streams, events, modules, functions, graphs, contexts, pools, physical memory) are live: the driver follows them. On an H200 a
         ///   stream that was destroyed or made up, and a made-up event, end the process with a segmentation fault where they
         ///   are used; only null and a few others are answered by a status;
         /// * device addresses that a call writes to are no host memory that Rust code has borrowed: under unified addressing
@@ -105,7 +105,7 @@ macro_rules! declare {
     };
 }
 
-/// Turns the list's word into a boolean.
+/// The list's word as a boolean.
 macro_rules! is_required {
     (required) => {
         true

@@ -2,8 +2,10 @@
 //! The driver's numbers that are not statuses: flags, attributes, modes. Values are those of the CUDA headers.
 
 use crate::{
-    CUjit_option, CUmemorytype, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUtensorMapDataType,
-    CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle,
+    CUjit_option, CUmemAccess_flags, CUmemAllocationGranularity_flags, CUmemAllocationHandleType,
+    CUmemAllocationType, CUmemLocationType, CUmemorytype, CUstream, CUstreamCaptureMode,
+    CUstreamCaptureStatus, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
+    CUtensorMapL2promotion, CUtensorMapSwizzle,
 };
 use core::ffi::c_uint;
 
@@ -51,6 +53,25 @@ pub const CU_MEMORYTYPE_DEVICE: CUmemorytype = 2;
 pub const CU_MEMORYTYPE_ARRAY: CUmemorytype = 3;
 /// Whatever the address says, in a 2-D copy.
 pub const CU_MEMORYTYPE_UNIFIED: CUmemorytype = 4;
+
+/// Memory that is resident on its device for as long as it exists.
+pub const CU_MEM_ALLOCATION_TYPE_PINNED: CUmemAllocationType = 1;
+/// Memory on a device.
+pub const CU_MEM_LOCATION_TYPE_DEVICE: CUmemLocationType = 1;
+/// Memory that is not exported.
+pub const CU_MEM_HANDLE_TYPE_NONE: CUmemAllocationHandleType = 0;
+/// Memory that can be exported as a file descriptor.
+pub const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: CUmemAllocationHandleType = 1;
+/// No access.
+pub const CU_MEM_ACCESS_FLAGS_PROT_NONE: CUmemAccess_flags = 0;
+/// Reads.
+pub const CU_MEM_ACCESS_FLAGS_PROT_READ: CUmemAccess_flags = 1;
+/// Reads and writes.
+pub const CU_MEM_ACCESS_FLAGS_PROT_READWRITE: CUmemAccess_flags = 3;
+/// The smallest granularity.
+pub const CU_MEM_ALLOC_GRANULARITY_MINIMUM: CUmemAllocationGranularity_flags = 0;
+/// The granularity that is fastest.
+pub const CU_MEM_ALLOC_GRANULARITY_RECOMMENDED: CUmemAllocationGranularity_flags = 1;
 
 /// Where the compiler puts its log.
 pub const CU_JIT_INFO_LOG_BUFFER: CUjit_option = 3;
@@ -113,6 +134,8 @@ pub mod attribute {
     pub const HOST_REGISTER_SUPPORTED: CUdevice_attribute = 99;
     /// 1 where it does so through the host's own page tables.
     pub const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: CUdevice_attribute = 100;
+    /// 1 where the virtual memory calls exist (`cuMemCreate` and its kind).
+    pub const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: CUdevice_attribute = 102;
     /// 1 where memory pools exist.
     pub const MEMORY_POOLS_SUPPORTED: CUdevice_attribute = 115;
 }
@@ -137,6 +160,31 @@ pub mod pointer_attribute {
     pub const RANGE_START_ADDR: CUpointer_attribute = 11;
     /// The size of the allocation in bytes.
     pub const RANGE_SIZE: CUpointer_attribute = 12;
+    /// The pool that an allocation came from (a handle), 0 for none.
+    pub const MEMPOOL_HANDLE: CUpointer_attribute = 17;
+}
+
+/// Memory pool attributes by their names without the `CU_MEMPOOL_ATTR_` prefix. The first three are a C `int`, the others
+/// a `u64` of bytes.
+pub mod pool_attribute {
+    use crate::CUmemPool_attribute;
+
+    /// 1 where memory freed on one stream may be used on another that waits for it by an event.
+    pub const REUSE_FOLLOW_EVENT_DEPENDENCIES: CUmemPool_attribute = 1;
+    /// 1 where memory may be used on another stream once its free has been passed.
+    pub const REUSE_ALLOW_OPPORTUNISTIC: CUmemPool_attribute = 2;
+    /// 1 where the driver may make a stream wait for another one's free.
+    pub const REUSE_ALLOW_INTERNAL_DEPENDENCIES: CUmemPool_attribute = 3;
+    /// Bytes that the pool may keep, used or not, when a stream is synchronized.
+    pub const RELEASE_THRESHOLD: CUmemPool_attribute = 4;
+    /// Bytes that the pool holds of its device.
+    pub const RESERVED_MEM_CURRENT: CUmemPool_attribute = 5;
+    /// The most of these since it was last set to 0.
+    pub const RESERVED_MEM_HIGH: CUmemPool_attribute = 6;
+    /// Bytes of live allocations, as asked for.
+    pub const USED_MEM_CURRENT: CUmemPool_attribute = 7;
+    /// The most of these since it was last set to 0.
+    pub const USED_MEM_HIGH: CUmemPool_attribute = 8;
 }
 
 /// Function attributes by their names without the `CU_FUNC_ATTRIBUTE_` prefix.

@@ -49,9 +49,9 @@ macro_rules! for_each_driver_function {
             required 3020 fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: $crate::CUdevice);
             /// One attribute of a device, by the numbers in [`attribute`]($crate::attribute).
             required 2000 fn cuDeviceGetAttribute(pi: *mut ::core::ffi::c_int, attrib: $crate::CUdevice_attribute, dev: $crate::CUdevice);
-            /// Takes a reference on the device's primary context, making it if need be.
+            /// Retains the device's primary context; the first reference creates it.
             required 7000 fn cuDevicePrimaryCtxRetain(pctx: *mut $crate::CUcontext, dev: $crate::CUdevice);
-            /// Gives a reference on the primary context back; the last one destroys it.
+            /// Releases the device's primary context; the last reference destroys it.
             required 11000 fn cuDevicePrimaryCtxRelease_v2(dev: $crate::CUdevice);
             /// The context current on the calling thread, 0 where none is.
             required 4000 fn cuCtxGetCurrent(pctx: *mut $crate::CUcontext);
@@ -77,6 +77,54 @@ macro_rules! for_each_driver_function {
             required 2000 fn cuMemFreeHost(p: *mut ::core::ffi::c_void);
             /// The device's address of pinned host memory.
             required 3020 fn cuMemHostGetDevicePointer_v2(pdptr: *mut $crate::CUdeviceptr, p: *mut ::core::ffi::c_void, Flags: ::core::ffi::c_uint);
+            /// Allocates from the current pool of the stream's device, in stream order; 0 bytes give address 0.
+            optional 11020 fn cuMemAllocAsync(dptr: *mut $crate::CUdeviceptr, bytesize: usize, hStream: $crate::CUstream);
+            /// Allocates from a pool, in stream order; 0 bytes give address 0.
+            optional 11020 fn cuMemAllocFromPoolAsync(dptr: *mut $crate::CUdeviceptr, bytesize: usize, pool: $crate::CUmemoryPool, hStream: $crate::CUstream);
+            /// Frees device memory in stream order: it may be used again by what the stream does later.
+            optional 11020 fn cuMemFreeAsync(dptr: $crate::CUdeviceptr, hStream: $crate::CUstream);
+            /// The pool that a device has from the start.
+            optional 11020 fn cuDeviceGetDefaultMemPool(pool_out: *mut $crate::CUmemoryPool, dev: $crate::CUdevice);
+            /// The pool that `cuMemAllocAsync` allocates from on a device.
+            optional 11020 fn cuDeviceGetMemPool(pool: *mut $crate::CUmemoryPool, dev: $crate::CUdevice);
+            /// Sets the pool that `cuMemAllocAsync` allocates from on a device.
+            optional 11020 fn cuDeviceSetMemPool(dev: $crate::CUdevice, pool: $crate::CUmemoryPool);
+            /// Makes a pool.
+            optional 11020 fn cuMemPoolCreate(pool: *mut $crate::CUmemoryPool, poolProps: *const $crate::CUmemPoolProps);
+            /// Destroys a pool once its last allocation is freed; returns at once.
+            optional 11020 fn cuMemPoolDestroy(pool: $crate::CUmemoryPool);
+            /// One attribute of a pool, by the numbers in [`pool_attribute`]($crate::pool_attribute), which also says its type.
+            optional 11020 fn cuMemPoolGetAttribute(pool: $crate::CUmemoryPool, attr: $crate::CUmemPool_attribute, value: *mut ::core::ffi::c_void);
+            /// Sets an attribute of a pool.
+            optional 11020 fn cuMemPoolSetAttribute(pool: $crate::CUmemoryPool, attr: $crate::CUmemPool_attribute, value: *mut ::core::ffi::c_void);
+            /// Returns unused memory of a pool to the device until the pool holds no more than `minBytesToKeep` bytes.
+            optional 11020 fn cuMemPoolTrimTo(pool: $crate::CUmemoryPool, minBytesToKeep: usize);
+            /// Sets which devices may access a pool's memory.
+            optional 11020 fn cuMemPoolSetAccess(pool: $crate::CUmemoryPool, map: *const $crate::CUmemAccessDesc, count: usize);
+            /// The access that a device has to a pool's memory.
+            optional 11020 fn cuMemPoolGetAccess(flags: *mut $crate::CUmemAccess_flags, memPool: $crate::CUmemoryPool, location: *mut $crate::CUmemLocation);
+            /// The granularity in bytes of sizes and addresses in the virtual memory calls.
+            optional 10020 fn cuMemGetAllocationGranularity(granularity: *mut usize, prop: *const $crate::CUmemAllocationProp, option: $crate::CUmemAllocationGranularity_flags);
+            /// Reserves a range of addresses, which has no memory yet.
+            optional 10020 fn cuMemAddressReserve(ptr: *mut $crate::CUdeviceptr, size: usize, alignment: usize, addr: $crate::CUdeviceptr, flags: u64);
+            /// Frees a reserved range of addresses that has no mapping.
+            optional 10020 fn cuMemAddressFree(ptr: $crate::CUdeviceptr, size: usize);
+            /// Allocates device memory that has no address yet.
+            optional 10020 fn cuMemCreate(handle: *mut $crate::CUmemGenericAllocationHandle, size: usize, prop: *const $crate::CUmemAllocationProp, flags: u64);
+            /// Releases memory made by `cuMemCreate`; the device has it back when its last mapping is removed too.
+            optional 10020 fn cuMemRelease(handle: $crate::CUmemGenericAllocationHandle);
+            /// Maps memory to reserved addresses, which then need access before they can be used.
+            optional 10020 fn cuMemMap(ptr: $crate::CUdeviceptr, size: usize, offset: usize, handle: $crate::CUmemGenericAllocationHandle, flags: u64);
+            /// Removes mappings; the addresses stay reserved.
+            optional 10020 fn cuMemUnmap(ptr: $crate::CUdeviceptr, size: usize);
+            /// Sets which devices may access mapped addresses.
+            optional 10020 fn cuMemSetAccess(ptr: $crate::CUdeviceptr, size: usize, desc: *const $crate::CUmemAccessDesc, count: usize);
+            /// The access that a device has to a mapped address.
+            optional 10020 fn cuMemGetAccess(flags: *mut u64, location: *const $crate::CUmemLocation, ptr: $crate::CUdeviceptr);
+            /// The handle of the memory that is mapped at an address; it must be released once more.
+            optional 11000 fn cuMemRetainAllocationHandle(handle: *mut $crate::CUmemGenericAllocationHandle, addr: *mut ::core::ffi::c_void);
+            /// What memory was made with.
+            optional 10020 fn cuMemGetAllocationPropertiesFromHandle(prop: *mut $crate::CUmemAllocationProp, handle: $crate::CUmemGenericAllocationHandle);
             /// Free and total bytes of the current context's device.
             required 3020 fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
             /// Base address and size in bytes of the allocation around an address. Either result pointer may be null.

@@ -7,7 +7,7 @@
 //!   DriverApi   FnTable   DriverFn     trait, run-time table, names
 //!        ^        |
 //!        |   libcuda.so.1              found when the program runs; nothing is linked
-//!   a driver in software               another crate's second maker of the same trait
+//!   a driver in software               the same trait, implemented by another crate
 //! ```
 //!
 //! A program that uses this crate builds and starts on a machine without CUDA; [`system`] then says which paths were

@@ -128,7 +128,7 @@ fn linkers_reason(error: &dyn core::error::Error) -> String {
 fn fill(library: libloading::Library, asked: &Path) -> Result<FnTable, LoadError> {
     let address_of = |function: DriverFn| -> *const c_void {
         let Ok(name) = CString::new(function.name()) else { return core::ptr::null() };
-        // SAFETY: the symbol is only taken as an address here; its type is the table's business.
+        // SAFETY: the symbol is only used as an address here; the table knows its type.
         match unsafe { library.get::<*const c_void>(name.as_c_str()) } {
             // The symbol's value is the function's address itself.
             Ok(symbol) => *symbol,
@@ -145,7 +145,7 @@ fn fill(library: libloading::Library, asked: &Path) -> Result<FnTable, LoadError
     }
 }
 
-/// The file that is mapped around an address of this process, where the system tells.
+/// The file that is mapped around an address of this process, where the system can name it.
 ///
 /// The dynamic linker opens `libcuda.so.1` from wherever its search leads; people need the real path.
 fn file_around(address: *const c_void) -> Option<PathBuf> {

@@ -101,7 +101,7 @@ statuses! {
     712 CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED "the host memory is already registered";
     713 CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED "the host memory is not registered";
     714 CUDA_ERROR_HARDWARE_STACK_ERROR "a kernel's stack broke";
-    715 CUDA_ERROR_ILLEGAL_INSTRUCTION "a kernel met an illegal instruction";
+    715 CUDA_ERROR_ILLEGAL_INSTRUCTION "a kernel has an illegal instruction";
     716 CUDA_ERROR_MISALIGNED_ADDRESS "a kernel touched a misaligned address";
     717 CUDA_ERROR_INVALID_ADDRESS_SPACE "a kernel used an address of the wrong space";
     718 CUDA_ERROR_INVALID_PC "a kernel's program counter left its code";
@@ -116,8 +116,8 @@ statuses! {
     805 CUDA_ERROR_MPS_CONNECTION_FAILED "no connection to the MPS server";
     806 CUDA_ERROR_MPS_RPC_FAILURE "a call to the MPS server failed";
     807 CUDA_ERROR_MPS_SERVER_NOT_READY "the MPS server is not ready";
-    808 CUDA_ERROR_MPS_MAX_CLIENTS_REACHED "the MPS server has no client left to give";
-    809 CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED "the MPS server has no connection left to give";
+    808 CUDA_ERROR_MPS_MAX_CLIENTS_REACHED "the MPS server has no client left";
+    809 CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED "the MPS server has no connection left";
     810 CUDA_ERROR_MPS_CLIENT_TERMINATED "the MPS client was ended";
     811 CUDA_ERROR_CDP_NOT_SUPPORTED "launches from the device are not supported";
     812 CUDA_ERROR_CDP_VERSION_MISMATCH "the versions of device-side launching do not match";
@@ -198,7 +198,7 @@ impl fmt::Display for DriverError {
 
 impl core::error::Error for DriverError {}
 
-/// Turns a status into a result, keeping the function that gave it.
+/// Makes a result of a status and keeps the function that answered it.
 ///
 /// # Errors
 /// A [`DriverError`] for every status but 0.

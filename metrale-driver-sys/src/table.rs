@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn every_missing_required_function_is_named_at_once() {
+    fn every_missing_required_function_is_named() {
         let absent = [DriverFn::cuInit, DriverFn::cuMemFree_v2, DriverFn::cuTensorMapEncodeTiled];
         let missing = all_but(&absent).unwrap_err();
         assert_eq!(missing, [DriverFn::cuInit, DriverFn::cuMemFree_v2]);

@@ -28,6 +28,11 @@ pub type CUgraphNode = u64;
 /// An array handle; only ever 0 here, as a field of [`CUDA_MEMCPY2D`].
 pub type CUarray = u64;
 
+/// A memory pool's handle.
+pub type CUmemoryPool = u64;
+/// A handle of device memory that has no address of its own.
+pub type CUmemGenericAllocationHandle = u64;
+
 /// A device attribute's number, see [`attribute`](crate::attribute).
 pub type CUdevice_attribute = c_uint;
 /// A pointer attribute's number.
@@ -52,6 +57,18 @@ pub type CUtensorMapSwizzle = c_uint;
 pub type CUtensorMapL2promotion = c_uint;
 /// What a tensor map reads outside its bounds.
 pub type CUtensorMapFloatOOBfill = c_uint;
+/// A memory pool attribute's number, see [`pool_attribute`](crate::pool_attribute).
+pub type CUmemPool_attribute = c_uint;
+/// Which granularity is asked for.
+pub type CUmemAllocationGranularity_flags = c_uint;
+/// What kind of memory is allocated.
+pub type CUmemAllocationType = c_uint;
+/// Which handles of the operating system memory can be exported as; the numbers are bits.
+pub type CUmemAllocationHandleType = c_uint;
+/// What kind of place memory lies in.
+pub type CUmemLocationType = c_uint;
+/// How memory may be accessed.
+pub type CUmemAccess_flags = c_uint;
 /// Why an instantiated graph could not be updated.
 pub type CUgraphExecUpdateResult = c_uint;
 
@@ -100,6 +117,107 @@ pub struct CUDA_MEMCPY2D {
     pub WidthInBytes: usize,
     /// Rows that are copied.
     pub Height: usize,
+}
+
+/// Where memory lies, or the device that accesses it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CUmemLocation {
+    /// The kind of place. In C it is `type`.
+    pub type_: CUmemLocationType,
+    /// Which of its kind: a device's ordinal.
+    pub id: c_int,
+}
+
+/// The access that one location has.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CUmemAccessDesc {
+    /// The device that accesses.
+    pub location: CUmemLocation,
+    /// How.
+    pub flags: CUmemAccess_flags,
+}
+
+/// What memory is made with.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[allow(non_snake_case, reason = "fields keep the C spelling")]
+pub struct CUmemAllocationProp {
+    /// The kind of memory. In C it is `type`.
+    pub type_: CUmemAllocationType,
+    /// How it can be exported.
+    pub requestedHandleTypes: CUmemAllocationHandleType,
+    /// Where it lies.
+    pub location: CUmemLocation,
+    /// Security attributes on Windows, else null.
+    pub win32HandleMetaData: *mut c_void,
+    /// Further wishes.
+    pub allocFlags: CUmemAllocationPropFlags,
+}
+
+impl Default for CUmemAllocationProp {
+    /// All fields 0, which no driver accepts until type and location are set.
+    fn default() -> Self {
+        Self {
+            type_: 0,
+            requestedHandleTypes: 0,
+            location: CUmemLocation::default(),
+            win32HandleMetaData: core::ptr::null_mut(),
+            allocFlags: CUmemAllocationPropFlags::default(),
+        }
+    }
+}
+
+/// The unnamed structure in [`CUmemAllocationProp`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[allow(non_snake_case, reason = "fields keep the C spelling")]
+pub struct CUmemAllocationPropFlags {
+    /// Whether the memory can be compressed.
+    pub compressionType: u8,
+    /// Whether other devices of the bus can access the memory directly.
+    pub gpuDirectRDMACapable: u8,
+    /// What the memory is for.
+    pub usage: u16,
+    /// Zeros.
+    pub reserved: [u8; 4],
+}
+
+/// What a memory pool is made with.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[allow(non_snake_case, reason = "fields keep the C spelling")]
+pub struct CUmemPoolProps {
+    /// The kind of memory.
+    pub allocType: CUmemAllocationType,
+    /// How the memory can be exported.
+    pub handleTypes: CUmemAllocationHandleType,
+    /// Where the memory lies.
+    pub location: CUmemLocation,
+    /// Security attributes on Windows, else null.
+    pub win32SecurityAttributes: *mut c_void,
+    /// The most bytes that the pool may hold; 0 for the driver's own limit.
+    pub maxSize: usize,
+    /// What the memory is for.
+    pub usage: u16,
+    /// Zeros.
+    pub reserved: [u8; 54],
+}
+
+impl Default for CUmemPoolProps {
+    /// All fields 0, which no driver accepts until type and location are set.
+    fn default() -> Self {
+        Self {
+            allocType: 0,
+            handleTypes: 0,
+            location: CUmemLocation::default(),
+            win32SecurityAttributes: core::ptr::null_mut(),
+            maxSize: 0,
+            usage: 0,
+            reserved: [0; 54],
+        }
+    }
 }
 
 /// What `cuGraphExecUpdate_v2` says of a refusal.

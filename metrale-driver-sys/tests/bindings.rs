@@ -10,39 +10,40 @@ use metrale_driver_sys::{self as ours, DriverFn};
 
 /// What of an argument reaches the callee: its size, its alignment, and the size behind a pointer.
 trait Passed {
-    const SHAPE: Shape;
+    const LAYOUT: Layout;
 }
 
 /// Size and alignment of an argument, and the size of what it points to (0 for values and opaque pointees).
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
-struct Shape {
+struct Layout {
     size: usize,
     align: usize,
     pointee: usize,
 }
 
-const fn value<T>() -> Shape {
-    Shape { size: size_of::<T>(), align: align_of::<T>(), pointee: 0 }
+const fn value<T>() -> Layout {
+    Layout { size: size_of::<T>(), align: align_of::<T>(), pointee: 0 }
 }
 
-const fn pointer<T>() -> Shape {
+const fn pointer<T>() -> Layout {
     // Handles of the peer are pointers to opaque structures: the pointee has no meaning, only the handle's size has.
-    Shape { size: size_of::<*mut T>(), align: align_of::<*mut T>(), pointee: size_of::<T>() }
+    Layout { size: size_of::<*mut T>(), align: align_of::<*mut T>(), pointee: size_of::<T>() }
 }
 
 macro_rules! values {
-    ($($ty:ty),* $(,)?) => { $(impl Passed for $ty { const SHAPE: Shape = value::<$ty>(); })* };
+    ($($ty:ty),* $(,)?) => { $(impl Passed for $ty { const LAYOUT: Layout = value::<$ty>(); })* };
 }
 // c_int, c_uint, c_float, u64 (also a C unsigned long long), usize and c_uchar; the peer's enumerations.
 values!(i32, u32, f32, u64, usize, c_uchar, peer::CUdevice_attribute_enum, peer::CUpointer_attribute_enum);
 values!(peer::CUstreamCaptureMode_enum, peer::CUfunction_attribute_enum, peer::cudaError_enum);
 values!(peer::CUtensorMapDataType_enum, peer::CUtensorMapInterleave_enum, peer::CUtensorMapSwizzle_enum);
 values!(peer::CUtensorMapL2promotion_enum, peer::CUtensorMapFloatOOBfill_enum);
+values!(peer::CUmemPool_attribute_enum, peer::CUmemAllocationGranularity_flags_enum);
 
 macro_rules! pointers {
     ($($ty:ty),* $(,)?) => { $(
-        impl Passed for *mut $ty { const SHAPE: Shape = pointer::<$ty>(); }
-        impl Passed for *const $ty { const SHAPE: Shape = pointer::<$ty>(); }
+        impl Passed for *mut $ty { const LAYOUT: Layout = pointer::<$ty>(); }
+        impl Passed for *const $ty { const LAYOUT: Layout = pointer::<$ty>(); }
     )* };
 }
 pointers!(i32, u32, f32, u64, usize, c_char, c_void, *mut c_void, *const c_char, *const c_void);
@@ -50,29 +51,34 @@ pointers!(
     peer::CUuuid_st,
     peer::CUDA_MEMCPY2D_st,
     peer::CUgraphExecUpdateResultInfo_st,
-    peer::CUtensorMap_st
+    peer::CUtensorMap_st,
+    peer::CUmemPoolProps_st,
+    peer::CUmemAllocationProp_st,
+    peer::CUmemAccessDesc_st,
+    peer::CUmemLocation_st
 );
+pointers!(ours::CUmemPoolProps, ours::CUmemAllocationProp, ours::CUmemAccessDesc, ours::CUmemLocation);
 pointers!(ours::CUuuid, ours::CUDA_MEMCPY2D, ours::CUgraphExecUpdateResultInfo, ours::CUtensorMap);
-pointers!(peer::CUjit_option_enum, peer::CUstreamCaptureStatus_enum);
+pointers!(peer::CUjit_option_enum, peer::CUstreamCaptureStatus_enum, peer::CUmemAccess_flags_enum);
 
 macro_rules! handles {
     ($($ty:ty),* $(,)?) => { $(
-        impl Passed for *mut $ty { const SHAPE: Shape = value::<*mut $ty>(); }
-        impl Passed for *mut *mut $ty { const SHAPE: Shape = pointer::<*mut $ty>(); }
+        impl Passed for *mut $ty { const LAYOUT: Layout = value::<*mut $ty>(); }
+        impl Passed for *mut *mut $ty { const LAYOUT: Layout = pointer::<*mut $ty>(); }
     )* };
 }
 handles!(peer::CUctx_st, peer::CUmod_st, peer::CUfunc_st, peer::CUstream_st, peer::CUevent_st);
-handles!(peer::CUgraph_st, peer::CUgraphExec_st, peer::CUgraphNode_st);
+handles!(peer::CUgraph_st, peer::CUgraphExec_st, peer::CUgraphNode_st, peer::CUmemPoolHandle_st);
 
-/// The shapes of a function's arguments, its result last.
+/// The layouts of a function's arguments, its result last.
 trait Signature {
-    fn shapes(&self) -> Vec<Shape>;
+    fn layouts(&self) -> Vec<Layout>;
 }
 
 macro_rules! signatures {
     ($($arg:ident)*) => {
         impl<R: Passed $(, $arg: Passed)*> Signature for unsafe fn($($arg),*) -> R {
-            fn shapes(&self) -> Vec<Shape> { vec![$($arg::SHAPE,)* R::SHAPE] }
+            fn layouts(&self) -> Vec<Layout> { vec![$($arg::LAYOUT,)* R::LAYOUT] }
         }
     };
 }
@@ -97,14 +103,14 @@ macro_rules! compare {
     ($($(#[$meta:meta])* $need:ident $since:literal fn $name:ident($($arg:ident: $ty:ty),* $(,)?);)*) => {
         [$((
             DriverFn::$name,
-            vec![$(<$ty as Passed>::SHAPE,)* <ours::CUresult as Passed>::SHAPE],
+            vec![$(<$ty as Passed>::LAYOUT,)* <ours::CUresult as Passed>::LAYOUT],
             {
                 #[allow(unused_imports)]
                 use peer::*;
                 #[cfg(metrale_scale)]
                 #[allow(unused_imports)]
                 use renamed::*;
-                Signature::shapes(&($name as unsafe fn($(compare!(@any $ty)),*) -> _))
+                Signature::layouts(&($name as unsafe fn($(compare!(@any $ty)),*) -> _))
             },
         )),*]
     };
@@ -137,6 +143,14 @@ fn structures_have_the_layout_of_the_generated_bindings() {
         srcPitch dstXInBytes dstY dstMemoryType dstHost dstDevice dstArray dstPitch WidthInBytes Height);
     same_fields!(ours::CUgraphExecUpdateResultInfo, peer::CUgraphExecUpdateResultInfo_st: result errorNode errorFromNode);
     same_fields!(ours::CUuuid, peer::CUuuid_st: bytes);
+    same_fields!(ours::CUmemLocation, peer::CUmemLocation_st: type_ id);
+    same_fields!(ours::CUmemAccessDesc, peer::CUmemAccessDesc_st: location flags);
+    same_fields!(ours::CUmemAllocationProp, peer::CUmemAllocationProp_st: type_ requestedHandleTypes location
+        win32HandleMetaData allocFlags);
+    same_fields!(ours::CUmemAllocationPropFlags, peer::CUmemAllocationProp_st__bindgen_ty_1: compressionType
+        gpuDirectRDMACapable usage reserved);
+    same_fields!(ours::CUmemPoolProps, peer::CUmemPoolProps_st: allocType handleTypes location win32SecurityAttributes
+        maxSize usage reserved);
     assert_eq!(size_of::<ours::CUtensorMap>(), 128);
     assert_eq!(size_of::<peer::CUtensorMap_st>(), 128);
     assert_eq!(align_of::<ours::CUtensorMap>() % align_of::<peer::CUtensorMap_st>(), 0);
@@ -185,6 +199,10 @@ fn numbers_are_those_of_the_generated_bindings() {
         ),
         (attribute::HOST_REGISTER_SUPPORTED, D::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED),
         (attribute::MEMORY_POOLS_SUPPORTED, D::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED),
+        (
+            attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+            D::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+        ),
     ];
     for (mine, theirs) in device {
         assert_eq!(mine, theirs as u32, "{theirs:?}");
@@ -211,10 +229,12 @@ fn numbers_are_those_of_the_generated_bindings() {
         (pointer_attribute::DEVICE_ORDINAL, P::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL),
         (pointer_attribute::RANGE_START_ADDR, P::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR),
         (pointer_attribute::RANGE_SIZE, P::CU_POINTER_ATTRIBUTE_RANGE_SIZE),
+        (pointer_attribute::MEMPOOL_HANDLE, P::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE),
     ];
     for (mine, theirs) in pointer {
         assert_eq!(mine, theirs as u32, "{theirs:?}");
     }
+    numbers_of_memory();
     assert_eq!(ours::CU_JIT_ERROR_LOG_BUFFER, peer::CUjit_option_enum::CU_JIT_ERROR_LOG_BUFFER as u32);
     assert_eq!(
         ours::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
@@ -229,6 +249,46 @@ fn numbers_are_those_of_the_generated_bindings() {
     assert_eq!(
         ours::CU_STREAM_CAPTURE_MODE_RELAXED,
         peer::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED as u32
+    );
+}
+
+/// The numbers of pools and of virtual memory.
+fn numbers_of_memory() {
+    use ours::pool_attribute;
+    use peer::CUmemPool_attribute_enum as A;
+
+    let pool = [
+        (pool_attribute::REUSE_FOLLOW_EVENT_DEPENDENCIES, A::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES),
+        (pool_attribute::REUSE_ALLOW_OPPORTUNISTIC, A::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC),
+        (
+            pool_attribute::REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+            A::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+        ),
+        (pool_attribute::RELEASE_THRESHOLD, A::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD),
+        (pool_attribute::RESERVED_MEM_CURRENT, A::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT),
+        (pool_attribute::RESERVED_MEM_HIGH, A::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH),
+        (pool_attribute::USED_MEM_CURRENT, A::CU_MEMPOOL_ATTR_USED_MEM_CURRENT),
+        (pool_attribute::USED_MEM_HIGH, A::CU_MEMPOOL_ATTR_USED_MEM_HIGH),
+    ];
+    for (mine, theirs) in pool {
+        assert_eq!(mine, theirs as u32, "{theirs:?}");
+    }
+    let location = peer::CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE;
+    assert_eq!(ours::CU_MEM_LOCATION_TYPE_DEVICE, location as u32);
+    let pinned = peer::CUmemAllocationType_enum::CU_MEM_ALLOCATION_TYPE_PINNED;
+    assert_eq!(ours::CU_MEM_ALLOCATION_TYPE_PINNED, pinned as u32);
+    use peer::CUmemAccess_flags_enum as F;
+    assert_eq!(ours::CU_MEM_ACCESS_FLAGS_PROT_NONE, F::CU_MEM_ACCESS_FLAGS_PROT_NONE as u32);
+    assert_eq!(ours::CU_MEM_ACCESS_FLAGS_PROT_READ, F::CU_MEM_ACCESS_FLAGS_PROT_READ as u32);
+    assert_eq!(ours::CU_MEM_ACCESS_FLAGS_PROT_READWRITE, F::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u32);
+    use peer::CUmemAllocationGranularity_flags_enum as G;
+    assert_eq!(ours::CU_MEM_ALLOC_GRANULARITY_MINIMUM, G::CU_MEM_ALLOC_GRANULARITY_MINIMUM as u32);
+    assert_eq!(ours::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED, G::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED as u32);
+    use peer::CUmemAllocationHandleType_enum as H;
+    assert_eq!(H(ours::CU_MEM_HANDLE_TYPE_NONE), H::CU_MEM_HANDLE_TYPE_NONE);
+    assert_eq!(
+        H(ours::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+        H::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     );
 }
 

@@ -243,7 +243,7 @@ fn the_code_of_an_image_is_what_lies_there_unpacked() {
             fatbin.entries.iter().all(|entry| (entry.packing == Packing::Plain) == entry.code().is_some())
         );
     }
-    assert_eq!(Code::all_in(&[b"\xef\xbb\xbf", PTX].concat()), [Code::Ptx(PTX)], "a driver takes no mark");
+    assert_eq!(Code::all_in(&[b"\xef\xbb\xbf", PTX].concat()), [Code::Ptx(PTX)], "a driver accepts no mark");
     assert_eq!(Code::all_in(&PLAIN[..PLAIN.len() - 1]), [], "a fatbin that is not whole");
 }
 

@@ -6,9 +6,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use metrale_driver_sys::{
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS, CUdeviceptr, CUresult, DriverApi, DriverFn,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS, CUresult, DriverApi, DriverFn,
 };
 use parking_lot::Mutex;
+
+use super::live::{LiveMemory, Name};
 
 /// When a rule answers instead of the driver.
 enum When {
@@ -28,6 +30,10 @@ const NEED_NO_CONTEXT: &[&str] = &[
     "cuDeviceGetUuid",
     "cuDeviceTotalMem_v2",
     "cuDeviceGetAttribute",
+    "cuDeviceGetDefaultMemPool",
+    "cuDeviceGetMemPool",
+    "cuDeviceSetMemPool",
+    "cuMemGetAllocationGranularity",
     "cuDevicePrimaryCtxRetain",
     "cuDevicePrimaryCtxRelease_v2",
     "cuCtxGetCurrent",
@@ -56,9 +62,7 @@ struct State {
     chance: Option<Chance>,
     calls: HashMap<DriverFn, u64>,
     injected: Vec<InjectedFault>,
-    /// Bytes of live device and managed memory by address.
-    live: HashMap<CUdeviceptr, u64>,
-    live_bytes: u64,
+    live: LiveMemory,
 }
 
 /// One failure that was injected.
@@ -76,7 +80,7 @@ pub struct InjectedFault {
 /// A driver that fails on demand. A call that is failed never reaches the driver inside.
 ///
 /// Rules may be added while others work. They are asked in this order: a sticky fault, the rules for single functions in
-/// the order of their adding, out of memory, chance. A status of 0 is no failure; 999 is taken in its place.
+/// the order of their adding, out of memory, chance. A status of 0 is no failure; 999 replaces it.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -150,7 +154,7 @@ impl FaultDriver {
         self.state.lock().chance = Some(chance);
     }
 
-    /// Takes all rules away and ends a sticky fault. Counts and the list of injected failures stay.
+    /// Removes all rules and ends a sticky fault. Counts and the list of injected failures stay.
     pub fn clear(&self) {
         let mut state = self.state.lock();
         state.rules.clear();
@@ -173,10 +177,11 @@ impl FaultDriver {
         self.state.lock().count(function)
     }
 
-    /// Bytes of device and managed memory that are live through this adaptor, as asked for.
+    /// Bytes of device and managed memory that are live through this adaptor, as asked for; memory of pools and of
+    /// `cuMemCreate` counts too.
     #[must_use]
     pub fn live_bytes(&self) -> u64 {
-        self.state.lock().live_bytes
+        self.state.lock().live.bytes()
     }
 
     /// One call that is not about memory.
@@ -188,11 +193,12 @@ impl FaultDriver {
     /// An allocation: its bytes are counted before the driver is asked, so that threads cannot pass the total together.
     ///
     /// # Safety
-    /// `address` is valid for reading once `inner` has succeeded.
+    /// `result` is valid for reading once `inner` has succeeded.
     unsafe fn allocate(
         &self,
         function: DriverFn,
-        address: *mut CUdeviceptr,
+        name: fn(u64) -> Name,
+        result: *mut u64,
         bytes: usize,
         inner: impl FnOnce() -> CUresult,
     ) -> CUresult {
@@ -202,37 +208,44 @@ impl FaultDriver {
             if let Some(status) = state.judge(function, Some(bytes)) {
                 return status;
             }
-            state.live_bytes = state.live_bytes.saturating_add(bytes);
+            state.live.expect(bytes);
         }
         let status = inner();
         let mut state = self.state.lock();
         if status == CUDA_SUCCESS {
             // SAFETY: the caller's promise.
-            let address = unsafe { address.read_unaligned() };
-            state.live.insert(address, bytes);
+            let result = unsafe { result.read_unaligned() };
+            state.live.made(name(result), bytes);
         } else {
-            state.live_bytes = state.live_bytes.saturating_sub(bytes);
+            state.live.refused(bytes);
         }
         status
     }
 
-    /// A free: forgotten before the driver is asked, which may give the address away at once.
-    fn free(&self, address: CUdeviceptr, inner: impl FnOnce() -> CUresult) -> CUresult {
-        let bytes = {
+    /// A free.
+    fn free(&self, function: DriverFn, name: Name, inner: impl FnOnce() -> CUresult) -> CUresult {
+        let forgotten = {
             let mut state = self.state.lock();
-            if let Some(status) = state.judge(DriverFn::cuMemFree_v2, None) {
+            if let Some(status) = state.judge(function, None) {
                 return status;
             }
-            state.live.remove(&address)
+            state.live.forget(name)
         };
         let status = inner();
-        if let Some(bytes) = bytes {
-            let mut state = self.state.lock();
-            if status == CUDA_SUCCESS {
-                state.live_bytes = state.live_bytes.saturating_sub(bytes);
-            } else {
-                state.live.insert(address, bytes);
-            }
+        self.state.lock().live.answered(name, forgotten, status == CUDA_SUCCESS);
+        status
+    }
+
+    /// A call after whose success the count of live memory changes.
+    fn then(
+        &self,
+        function: DriverFn,
+        inner: impl FnOnce() -> CUresult,
+        success: impl FnOnce(&mut LiveMemory),
+    ) -> CUresult {
+        let status = self.call(function, inner);
+        if status == CUDA_SUCCESS {
+            success(&mut self.state.lock().live);
         }
         status
     }
@@ -284,8 +297,8 @@ impl State {
 
     fn by_memory(&self, bytes: u64) -> Option<CUresult> {
         let too_large = self.out_of_memory_size.is_some_and(|limit| bytes >= limit);
-        let too_much =
-            self.out_of_memory_total.is_some_and(|limit| self.live_bytes.saturating_add(bytes) > limit);
+        let total = self.live.bytes().saturating_add(bytes);
+        let too_much = self.out_of_memory_total.is_some_and(|limit| total > limit);
         (too_large || too_much).then_some(CUDA_ERROR_OUT_OF_MEMORY)
     }
 
@@ -314,21 +327,55 @@ fn failure(status: CUresult) -> CUresult {
 
 /// The body of one function: those about memory are counted, the rest only judged.
 macro_rules! body {
-    (cuMemAlloc_v2, $self:ident, ($address:ident, $bytes:ident)) => {{
+    (@allocate $name:ident, $self:ident, $kind:ident, $result:ident, $bytes:ident, ($($arg:ident),*)) => {{
         // SAFETY: the caller's promise is the inner driver's.
-        let inner = || unsafe { $self.inner.cuMemAlloc_v2($address, $bytes) };
+        let inner = || unsafe { $self.inner.$name($($arg),*) };
         // SAFETY: a driver that succeeds has written the result.
-        unsafe { $self.allocate(DriverFn::cuMemAlloc_v2, $address, $bytes, inner) }
+        unsafe { $self.allocate(DriverFn::$name, Name::$kind, $result, $bytes, inner) }
     }};
-    (cuMemAllocManaged, $self:ident, ($address:ident, $bytes:ident, $flags:ident)) => {{
+    (@free $name:ident, $self:ident, $kind:ident, $memory:ident, ($($arg:ident),*)) => {
         // SAFETY: the caller's promise is the inner driver's.
-        let inner = || unsafe { $self.inner.cuMemAllocManaged($address, $bytes, $flags) };
-        // SAFETY: a driver that succeeds has written the result.
-        unsafe { $self.allocate(DriverFn::cuMemAllocManaged, $address, $bytes, inner) }
-    }};
+        $self.free(DriverFn::$name, Name::$kind($memory), || unsafe { $self.inner.$name($($arg),*) })
+    };
+    (@then $name:ident, $self:ident, ($($arg:ident),*), $success:expr) => {
+        // SAFETY: the caller's promise is the inner driver's.
+        $self.then(DriverFn::$name, || unsafe { $self.inner.$name($($arg),*) }, $success)
+    };
+    (cuMemAlloc_v2, $self:ident, ($address:ident, $bytes:ident)) => {
+        body!(@allocate cuMemAlloc_v2, $self, Address, $address, $bytes, ($address, $bytes))
+    };
+    (cuMemAllocManaged, $self:ident, ($address:ident, $bytes:ident, $flags:ident)) => {
+        body!(@allocate cuMemAllocManaged, $self, Address, $address, $bytes, ($address, $bytes, $flags))
+    };
+    (cuMemAllocAsync, $self:ident, ($address:ident, $bytes:ident, $stream:ident)) => {
+        body!(@allocate cuMemAllocAsync, $self, Address, $address, $bytes, ($address, $bytes, $stream))
+    };
+    (cuMemAllocFromPoolAsync, $self:ident, ($address:ident, $bytes:ident, $pool:ident, $stream:ident)) => {
+        body!(@allocate cuMemAllocFromPoolAsync, $self, Address, $address, $bytes, ($address, $bytes, $pool, $stream))
+    };
+    (cuMemCreate, $self:ident, ($handle:ident, $bytes:ident, $prop:ident, $flags:ident)) => {
+        body!(@allocate cuMemCreate, $self, Handle, $handle, $bytes, ($handle, $bytes, $prop, $flags))
+    };
     (cuMemFree_v2, $self:ident, ($address:ident)) => {
-        // SAFETY: the caller's promise is the inner driver's.
-        $self.free($address, || unsafe { $self.inner.cuMemFree_v2($address) })
+        body!(@free cuMemFree_v2, $self, Address, $address, ($address))
+    };
+    (cuMemFreeAsync, $self:ident, ($address:ident, $stream:ident)) => {
+        body!(@free cuMemFreeAsync, $self, Address, $address, ($address, $stream))
+    };
+    (cuMemRelease, $self:ident, ($handle:ident)) => {
+        body!(@free cuMemRelease, $self, Handle, $handle, ($handle))
+    };
+    (cuMemMap, $self:ident, ($address:ident, $bytes:ident, $offset:ident, $handle:ident, $flags:ident)) => {
+        body!(@then cuMemMap, $self, ($address, $bytes, $offset, $handle, $flags), |live| live.mapped($address, $handle))
+    };
+    (cuMemUnmap, $self:ident, ($address:ident, $bytes:ident)) => {
+        body!(@then cuMemUnmap, $self, ($address, $bytes), |live| live.unmapped($address, $bytes as u64))
+    };
+    (cuMemRetainAllocationHandle, $self:ident, ($handle:ident, $address:ident)) => {
+        body!(@then cuMemRetainAllocationHandle, $self, ($handle, $address), |live| {
+            // SAFETY: a driver that succeeds has written the result.
+            live.retained(Name::Handle(unsafe { $handle.read_unaligned() }));
+        })
     };
     ($name:ident, $self:ident, ($($arg:ident),*)) => {
         // SAFETY: the caller's promise is the inner driver's.

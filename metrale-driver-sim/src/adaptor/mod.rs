@@ -2,6 +2,7 @@
 //! Adaptors: drivers that wrap another driver, the software one or a real one, and do one thing each.
 
 mod fault;
+mod live;
 mod trace;
 
 pub use fault::{FaultDriver, InjectedFault};

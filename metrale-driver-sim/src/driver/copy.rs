@@ -321,7 +321,7 @@ fn is_pageable(place: &Place) -> bool {
     matches!(place, Place::Host { owner: None, .. })
 }
 
-/// Takes the bytes of a host place now.
+/// Reads the bytes of a host place now.
 ///
 /// # Safety
 /// The place has `bytes` readable bytes.

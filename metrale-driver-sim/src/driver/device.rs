@@ -73,11 +73,12 @@ impl Face {
     pub(super) unsafe fn cuDeviceGetName(&self, name: *mut c_char, len: c_int, dev: CUdevice) -> CUresult {
         self.call(|model| {
             let device = model.device(dev)?;
-            let room = usize::try_from(len).ok().filter(|&room| room > 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            readable(name.cast_const(), room)?;
+            let capacity =
+                usize::try_from(len).ok().filter(|&capacity| capacity > 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            readable(name.cast_const(), capacity)?;
             let text = model.profiles[device].device_name.as_bytes();
             // Cut to what fits before the NUL.
-            let text: Vec<u8> = text.iter().copied().take(room - 1).chain([0]).collect();
+            let text: Vec<u8> = text.iter().copied().take(capacity - 1).chain([0]).collect();
             // SAFETY: the trait's promise: `name` has `len` bytes, and the text is no longer.
             unsafe { crate::model::host::write(name.expose_provenance(), &text) }
             Ok(())

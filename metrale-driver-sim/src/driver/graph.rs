@@ -67,7 +67,7 @@ impl Face {
         self.call(|model| model.graph_destroy(hGraph))
     }
 
-    /// With room for more nodes than there are, the rest is null.
+    /// Where the array is longer than there are nodes, the rest is null.
     pub(super) unsafe fn cuGraphGetNodes(
         &self,
         hGraph: CUgraph,
@@ -84,15 +84,15 @@ impl Face {
                 return Ok(());
             }
             // SAFETY: the trait's promise: the count is in and out.
-            let room = unsafe { get(numNodes.cast_const()) }?;
-            readable(nodes.cast_const(), room)?;
-            for at in 0..room {
+            let capacity = unsafe { get(numNodes.cast_const()) }?;
+            readable(nodes.cast_const(), capacity)?;
+            for at in 0..capacity {
                 let slot = nodes.wrapping_add(at);
-                // SAFETY: the trait's promise: there is room for as many handles as the count says.
+                // SAFETY: the trait's promise: the array has as many elements as the count says.
                 let slot = unsafe { Out::new(slot) }?;
                 slot.put(handles.get(at).copied().unwrap_or(0));
             }
-            count.put(handles.len().min(room));
+            count.put(handles.len().min(capacity));
             Ok(())
         })
     }

@@ -9,7 +9,7 @@ use metrale_driver_sys::{CUDA_ERROR_INVALID_VALUE, CUfunction, CUresult, CUstrea
 use super::Face;
 use super::raw::{get, readable};
 use crate::model::host;
-use crate::model::kernel::{Parameters, Shape};
+use crate::model::kernel::{LaunchConfig, Parameters};
 use crate::model::module::Parameter;
 
 /// `CU_LAUNCH_PARAM_END`, `CU_LAUNCH_PARAM_BUFFER_POINTER`, `CU_LAUNCH_PARAM_BUFFER_SIZE`
@@ -34,7 +34,7 @@ impl Face {
     ) -> CUresult {
         self.call(|model| {
             model.context()?;
-            let shape = Shape {
+            let config = LaunchConfig {
                 grid: [gridDimX, gridDimY, gridDimZ],
                 block: [blockDimX, blockDimY, blockDimZ],
                 shared_bytes: sharedMemBytes,
@@ -49,12 +49,12 @@ impl Face {
                 (true, true) if declared.is_empty() => empty(declared),
                 (true, true) => return Err(CUDA_ERROR_INVALID_VALUE),
             };
-            model.launch(f, shape, hStream, parameters)
+            model.launch(f, config, hStream, parameters)
         })
     }
 }
 
-/// Room for all parameters at their declared offsets.
+/// Zeros for all parameters, at their declared offsets.
 fn empty(declared: &[Parameter]) -> Parameters {
     let ranges: Vec<_> =
         declared.iter().map(|parameter| parameter.offset..parameter.offset + parameter.bytes).collect();
@@ -87,7 +87,7 @@ unsafe fn from_buffer(declared: &[Parameter], extra: *mut *mut c_void) -> Result
     let mut at = extra;
     // Each of the two may stand once, so a list that is longer is wrong.
     for _ in 0..3 {
-        // SAFETY: the caller's promise: the list reaches to its end mark, which was not met yet.
+        // SAFETY: the caller's promise: the list reaches to its end mark, which was not read yet.
         let key = unsafe { get(at.cast_const()) }?;
         if key.addr() == END {
             break;

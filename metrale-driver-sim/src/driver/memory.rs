@@ -161,12 +161,17 @@ impl Face {
             model.context()?;
             let (base, allocation) = model.memory.find(ptr).ok_or(CUDA_ERROR_INVALID_VALUE)?;
             let (bytes, device) = (allocation.bytes, allocation.device);
-            let context = model.context_handle(device);
             let is_host = allocation.is_host();
+            // Mapped memory and that of pools belong to no context.
+            let (context, pool) = match allocation.kind {
+                AllocationKind::Pool { pool, .. } => (0, pool),
+                AllocationKind::Mapped(_) => (0, 0),
+                _ => (model.context_handle(device), 0),
+            };
             let pinned = matches!(allocation.kind, AllocationKind::Pinned);
             let managed = matches!(allocation.kind, AllocationKind::Managed { .. });
             match attribute {
-                // SAFETY: the trait's promise: `data` has room for the attribute's type.
+                // SAFETY: the trait's promise: `data` points to a value of the attribute's type.
                 a::CONTEXT => unsafe { Out::new(data.cast::<u64>()) }?.put(context),
                 a::MEMORY_TYPE => {
                     let kind: c_uint = if pinned { CU_MEMORYTYPE_HOST } else { CU_MEMORYTYPE_DEVICE };
@@ -184,6 +189,8 @@ impl Face {
                 a::DEVICE_ORDINAL => unsafe { Out::new(data.cast::<c_int>()) }?.put(device as c_int),
                 // SAFETY: as above.
                 a::RANGE_START_ADDR => unsafe { Out::new(data.cast::<u64>()) }?.put(base),
+                // SAFETY: as above.
+                a::MEMPOOL_HANDLE => unsafe { Out::new(data.cast::<u64>()) }?.put(pool),
                 // SAFETY: as above.
                 a::RANGE_SIZE => unsafe { Out::new(data.cast::<usize>()) }?.put(bytes as usize),
                 _ => return Err(CUDA_ERROR_INVALID_VALUE),

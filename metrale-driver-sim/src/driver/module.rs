@@ -255,14 +255,14 @@ impl JitLogs {
         for (buffer, size, text) in [(self.info, self.info_size, ""), (self.error, self.error_size, log)] {
             let Some(slot) = size else { continue };
             // SAFETY: the slot is an element of the values' array.
-            let Ok(room) = (unsafe { get(slot.cast_const()) }) else { continue };
-            let room = room.addr();
+            let Ok(capacity) = (unsafe { get(slot.cast_const()) }) else { continue };
+            let capacity = capacity.addr();
             let mut written = 0;
             if let Some(buffer) = buffer
-                && room > 0
-                && readable(buffer.cast_const().cast::<u8>(), room).is_ok()
+                && capacity > 0
+                && readable(buffer.cast_const().cast::<u8>(), capacity).is_ok()
             {
-                let text = &text.as_bytes()[..text.len().min(room - 1)];
+                let text = &text.as_bytes()[..text.len().min(capacity - 1)];
                 let bytes: Vec<u8> = text.iter().copied().chain([0]).collect();
                 // SAFETY: the caller's promise; the text was cut to the buffer.
                 unsafe { host::write(buffer.expose_provenance(), &bytes) };

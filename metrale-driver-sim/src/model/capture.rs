@@ -102,7 +102,7 @@ impl Model {
         if !capture.is_joined() {
             return Err(CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
         }
-        let graph = self.handles.take(Kind::Graph);
+        let graph = self.handles.make(Kind::Graph);
         self.graphs
             .insert(graph, Graph { device: capture.device, body: Arc::new(Body { nodes: capture.nodes }) });
         Ok(graph)
@@ -141,7 +141,7 @@ impl Model {
         self.refuse(&hit, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
     }
 
-    /// A call that a capture may forbid because it may wait for work or touch memory of others.
+    /// A call that a capture may forbid because it may wait for work or touch memory that captured work uses.
     pub(crate) fn unsafe_call(&mut self, device: usize) -> Result<(), CUresult> {
         let me = thread::number();
         let forbids = |capture: &Capture| match capture.mode {
@@ -183,7 +183,7 @@ impl Model {
 
     /// Adds a node behind the stream's present ones.
     pub(crate) fn capture_node(&mut self, id: u64, stream: u64, work: Work) {
-        let handle = self.handles.take(Kind::Node);
+        let handle = self.handles.make(Kind::Node);
         if let Some(capture) = self.captures.get_mut(&id) {
             let index = capture.nodes.len() as u32;
             let after = capture.tips.insert(stream, vec![index]).unwrap_or_default();
@@ -253,7 +253,7 @@ impl Model {
         Ok(())
     }
 
-    /// Takes a stream that is destroyed out of its capture, which cannot be ended properly any more.
+    /// Removes a stream that is destroyed from its capture, which cannot be ended properly any more.
     pub(crate) fn capture_leave(&mut self, handle: u64, id: u64) {
         let Some(capture) = self.captures.get_mut(&id) else { return };
         if capture.origin == handle {

@@ -28,7 +28,7 @@ pub(crate) struct Context {
 
 impl Context {
     pub(crate) fn new(handles: &mut Handles) -> Self {
-        let (handle, legacy) = (handles.take(Kind::Context), handles.take(Kind::Stream));
+        let (handle, legacy) = (handles.make(Kind::Context), handles.make(Kind::Stream));
         Self { handle, references: 0, legacy, fault: None, clock_ns: 0 }
     }
 }
@@ -57,7 +57,7 @@ impl Model {
         Ok(device)
     }
 
-    /// 709 where the context is gone, or the fault that it died of.
+    /// 709 where the context was destroyed, or the fault that lost it.
     pub(crate) fn alive(&self, device: usize) -> Result<(), CUresult> {
         let context = &self.contexts[device];
         match context.fault {
@@ -65,6 +65,13 @@ impl Model {
             Some(fault) => Err(fault),
             None => Ok(()),
         }
+    }
+
+    /// For calls that need no context: the fault of the one that is current, if that has one.
+    pub(crate) fn sound(&self) -> Result<(), CUresult> {
+        self.initialized()?;
+        let current = self.current.get(&thread::number());
+        current.and_then(|&device| self.contexts[device].fault).map_or(Ok(()), Err)
     }
 
     /// Whether a device has a context now.
@@ -130,7 +137,7 @@ impl Model {
         Ok(())
     }
 
-    /// Runs out a context's work and destroys everything in it; what the caller had not given back is remembered.
+    /// Runs out a context's work and destroys everything in it; what the caller had not freed is remembered.
     fn end_context(&mut self, device: usize) {
         self.run_all(device);
         let mut left = self.live(Some(device));
@@ -164,6 +171,14 @@ impl Model {
                 .filter(|(_, allocation)| on(allocation.device))
                 .filter_map(|(address, allocation)| LeakedMemory::of(address, allocation))
                 .collect(),
+            pools: self
+                .memory
+                .pools
+                .made()
+                .filter(|&(_, of)| on(of))
+                .map(|(handle, _)| handle.into())
+                .collect(),
+            address_ranges: Vec::new(),
             modules: handles(&self.modules, |module| on(module.device)),
             streams: self
                 .streams
@@ -177,6 +192,14 @@ impl Model {
             graphs: handles(&self.graphs, |graph| on(graph.device)),
             graph_execs: handles(&self.execs, |exec| on(exec.device)),
         };
+        if device.is_none() {
+            // These belong to no context, so the end of one leaves them.
+            let physical = self.memory.physical();
+            leaks
+                .memory
+                .extend(physical.map(|(handle, of, bytes)| LeakedMemory::physical(handle, of, bytes)));
+            leaks.address_ranges = self.memory.address_ranges().map(Into::into).collect();
+        }
         leaks.sort();
         leaks
     }
@@ -256,6 +279,7 @@ pub(crate) fn device_attribute(profile: &Profile, number: u32, device: usize) ->
         | a::CONCURRENT_MANAGED_ACCESS
         | a::CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
         | a::HOST_REGISTER_SUPPORTED
+        | a::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
         | a::MEMORY_POOLS_SUPPORTED => 1,
         _ => return Err(CUDA_ERROR_INVALID_VALUE),
     })

@@ -4,6 +4,8 @@
 //! Time is synthetic, so that nothing depends on the host's speed: each operation that runs moves its context's clock by
 //! a microsecond and by a nanosecond for each KiB it moves, and an event keeps the clock of the moment it ran.
 
+use metrale_ledger::placement::pool::PoolEvent;
+
 use super::stream::Point;
 
 /// An event that keeps no time.
@@ -29,6 +31,8 @@ pub(crate) struct Event {
     pub(crate) device: usize,
     pub(crate) flags: u32,
     pub(crate) state: EventState,
+    /// What its last record means to each memory pool.
+    pub(crate) pools: Vec<(u64, PoolEvent)>,
     /// Counts the recordings, so that an older one that runs late does not speak for a newer.
     pub(crate) serial: u64,
     /// The recording that the last query found pending.
@@ -37,7 +41,7 @@ pub(crate) struct Event {
 
 impl Event {
     pub(crate) fn new(device: usize, flags: u32) -> Self {
-        Self { device, flags, state: EventState::Never, serial: 0, queried: 0 }
+        Self { device, flags, state: EventState::Never, pools: Vec::new(), serial: 0, queried: 0 }
     }
 
     pub(crate) fn keeps_time(&self) -> bool {

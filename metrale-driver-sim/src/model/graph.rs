@@ -61,13 +61,13 @@ impl Model {
         let (device, body) = (graph.device, Arc::clone(&graph.body));
         let kernels = body.nodes.iter().filter(|node| matches!(node.work, Work::Kernel(_))).count();
         let bytes = self.memory.open_graph(device, kernels)?;
-        let handle = self.handles.take(Kind::Exec);
+        let handle = self.handles.make(Kind::Exec);
         self.execs.insert(handle, Exec { device, body, bytes });
         Ok(handle)
     }
 
     /// A capturing stream takes no graph. That was measured in an invalidated capture, where a call that could have been
-    /// captured is answered 901 and this one 900; so it is taken for forbidden in a valid one too.
+    /// captured is answered 901 and this one 900; so it is modelled as forbidden in a valid one too.
     pub(crate) fn graph_launch(&mut self, exec: u64, stream: u64) -> Result<(), CUresult> {
         let stream = self.stream(stream)?;
         let exec = self.execs.get(&exec).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
@@ -109,7 +109,7 @@ impl Model {
     }
 }
 
-/// Why `new` cannot take the place of `old`.
+/// Why `new` cannot replace `old`.
 fn difference(old: &Body, new: &Body) -> Option<CUgraphExecUpdateResultInfo> {
     let refuse = |result, node| CUgraphExecUpdateResultInfo { result, errorNode: node, errorFromNode: 0 };
     if old.nodes.len() != new.nodes.len() {

@@ -151,9 +151,9 @@ pub(crate) struct Parameters {
     pub(crate) ranges: Vec<Range<usize>>,
 }
 
-/// The shape of one launch.
+/// The configuration of one launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct LaunchConfig {
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
     pub(crate) shared_bytes: u32,
@@ -164,7 +164,7 @@ pub(crate) struct Shape {
 /// It must not call the driver it runs in; such a call answers 800 (not permitted).
 pub struct KernelLaunch<'a> {
     entry: &'a str,
-    shape: Shape,
+    config: LaunchConfig,
     parameters: &'a Parameters,
     memory: &'a mut Memory,
     access: Access,
@@ -174,12 +174,12 @@ pub struct KernelLaunch<'a> {
 impl<'a> KernelLaunch<'a> {
     pub(crate) fn new(
         entry: &'a str,
-        shape: Shape,
+        config: LaunchConfig,
         parameters: &'a Parameters,
         memory: &'a mut Memory,
         access: Access,
     ) -> Self {
-        Self { entry, shape, parameters, memory, access, fault: None }
+        Self { entry, config, parameters, memory, access, fault: None }
     }
 
     /// The first fault, whether the function passed it on or not.
@@ -196,25 +196,25 @@ impl<'a> KernelLaunch<'a> {
     /// Blocks along x, y and z.
     #[must_use]
     pub fn grid(&self) -> [u32; 3] {
-        self.shape.grid
+        self.config.grid
     }
 
     /// Threads of a block along x, y and z.
     #[must_use]
     pub fn block(&self) -> [u32; 3] {
-        self.shape.block
+        self.config.block
     }
 
     /// Threads of the whole grid.
     #[must_use]
     pub fn threads(&self) -> u64 {
-        self.shape.grid.iter().chain(&self.shape.block).fold(1, |all, &n| all.saturating_mul(n.into()))
+        self.config.grid.iter().chain(&self.config.block).fold(1, |all, &n| all.saturating_mul(n.into()))
     }
 
     /// Dynamic shared memory of a block, in bytes.
     #[must_use]
     pub fn shared_bytes(&self) -> u32 {
-        self.shape.shared_bytes
+        self.config.shared_bytes
     }
 
     /// How many parameters the kernel declares.
@@ -332,9 +332,9 @@ impl fmt::Debug for KernelLaunch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KernelLaunch")
             .field("entry", &self.entry)
-            .field("grid", &self.shape.grid)
-            .field("block", &self.shape.block)
-            .field("shared_bytes", &self.shape.shared_bytes)
+            .field("grid", &self.config.grid)
+            .field("block", &self.config.block)
+            .field("shared_bytes", &self.config.shared_bytes)
             .finish_non_exhaustive()
     }
 }
@@ -372,7 +372,7 @@ impl Kernels {
     }
 }
 
-/// What of an image tells it from others: PTX may or may not have come with its NUL.
+/// What identifies an image: PTX may or may not have come with its NUL.
 pub(crate) fn identity(image: &[u8]) -> &[u8] {
     let end = image.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
     &image[..end]

@@ -11,7 +11,7 @@ use metrale_ledger::placement::PlacementId;
 
 use super::Model;
 use super::handle::Kind;
-use super::kernel::{Parameters, Shape, identity};
+use super::kernel::{LaunchConfig, Parameters, identity};
 use super::memory::Access;
 use super::module::{self, FunctionInfo, Refusal, Target};
 use super::work::{Launch, Work};
@@ -75,7 +75,7 @@ impl Model {
         let optin = self.profiles[device].shared_optin_bytes;
         let mut functions = HashMap::new();
         for info in loaded.functions {
-            let handle = self.handles.take(Kind::Function);
+            let handle = self.handles.make(Kind::Function);
             let entry = info.name.clone();
             let limit = SHARED_BYTES.min(optin).saturating_sub(info.static_shared_bytes);
             let state = Arc::new(FunctionState { entry: entry.clone(), image: Arc::clone(&image), info });
@@ -83,7 +83,7 @@ impl Model {
             self.functions.insert(handle, function);
             functions.insert(entry, handle);
         }
-        let handle = self.handles.take(Kind::Module);
+        let handle = self.handles.make(Kind::Module);
         self.modules.insert(handle, Module { device, functions, globals, globals_id });
         Ok(handle)
     }
@@ -182,25 +182,25 @@ impl Model {
     pub(crate) fn launch(
         &mut self,
         handle: u64,
-        shape: Shape,
+        config: LaunchConfig,
         stream: u64,
         parameters: Parameters,
     ) -> Result<(), CUresult> {
         let stream = self.stream(stream)?;
         let function = self.function(handle)?;
         let (device, state) = (function.device, Arc::clone(&function.state));
-        check_shape(&shape, &state.info, function.max_dynamic_shared)?;
+        check_config(&config, &state.info, function.max_dynamic_shared)?;
         self.route(stream)?;
         self.kernel_is_there(device, &state)?;
-        let launch = Launch { function: state, shape, parameters: Arc::new(parameters) };
+        let launch = Launch { function: state, config, parameters: Arc::new(parameters) };
         self.enqueue(stream, Work::Kernel(launch), Vec::new()).map(drop)
     }
 }
 
 /// What the driver refuses at the launch.
-fn check_shape(shape: &Shape, info: &FunctionInfo, max_dynamic_shared: u32) -> Result<(), CUresult> {
-    let [gx, gy, gz] = shape.grid;
-    let [bx, by, bz] = shape.block;
+fn check_config(config: &LaunchConfig, info: &FunctionInfo, max_dynamic_shared: u32) -> Result<(), CUresult> {
+    let [gx, gy, gz] = config.grid;
+    let [bx, by, bz] = config.block;
     let threads = u64::from(bx).saturating_mul(u64::from(by)).saturating_mul(u64::from(bz));
     let fits = gx > 0
         && gy > 0
@@ -213,6 +213,6 @@ fn check_shape(shape: &Shape, info: &FunctionInfo, max_dynamic_shared: u32) -> R
         && bz <= 64
         && threads > 0
         && threads <= u64::from(info.max_threads.unwrap_or(1024).min(1024))
-        && shape.shared_bytes <= max_dynamic_shared;
+        && config.shared_bytes <= max_dynamic_shared;
     if fits { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
 }

@@ -2,7 +2,7 @@
 //! The model: what the software driver knows, as state machines that never touch a caller's pointer.
 //!
 //! One [`Model`] stands behind one lock. Its methods answer what the driver would, `Err` holding the status; `driver`
-//! turns raw arguments into theirs and back. Host memory is reached in `host` only, when work runs.
+//! converts raw arguments to theirs and back. Host memory is reached in `host` only, when work runs.
 
 pub(crate) mod capture;
 pub(crate) mod context;
@@ -15,6 +15,7 @@ pub(crate) mod loaded;
 pub(crate) mod memory;
 pub(crate) mod module;
 mod order;
+mod pool;
 mod space;
 mod store;
 pub(crate) mod stream;
@@ -29,7 +30,7 @@ use self::capture::Capture;
 use self::context::Context;
 use self::event::Event;
 use self::graph::{Exec, Graph};
-use self::handle::Handles;
+use self::handle::{Handles, Kind};
 use self::kernel::Kernels;
 use self::loaded::{Function, Module};
 use self::memory::Memory;
@@ -72,8 +73,9 @@ impl Model {
     pub(crate) fn new(profiles: Vec<Profile>, kernel_thread: Arc<AtomicU64>) -> Self {
         let mut handles = Handles::default();
         let contexts = profiles.iter().map(|_| Context::new(&mut handles)).collect();
+        let default_pools = profiles.iter().map(|_| handles.make(Kind::Pool)).collect();
         Self {
-            memory: Memory::new(&profiles),
+            memory: Memory::new(&profiles, default_pools),
             profiles,
             initialized: false,
             handles,

@@ -202,7 +202,7 @@ fn load_cubin(image: &[u8], target: &Target) -> Result<ModuleImage, Refusal> {
 
 fn not_a_cubin(image: &[u8], error: &CubinError) -> Refusal {
     let status = match (error, ImageKind::of(image)) {
-        // CUDA's machine number in a file of the wrong class is taken for a cubin of no architecture.
+        // CUDA's machine number in a file of the wrong class counts as a cubin of no architecture.
         (CubinError::Not64Bit, ImageKind::ForeignElf { machine: 190, class: 1 }) => CUDA_ERROR_UNKNOWN,
         _ => CUDA_ERROR_INVALID_IMAGE,
     };
@@ -274,7 +274,7 @@ fn best_entry<'e, 'a>(entries: &'e [FatbinEntry<'a>], target: &Target) -> Option
         .or_else(|| all().max_by_key(|entry| rank(entry)))
 }
 
-/// The bytes of an image of which only the address is known: up to the NUL for text, as far as the headers say for a
+/// The bytes of an image given by its address alone: up to the NUL for text, as far as the headers say for a
 /// cubin or a fatbin.
 ///
 /// # Safety

@@ -38,7 +38,7 @@ impl Model {
                 if let Some(&stream) = self.thread_streams.get(&key) {
                     return Ok(stream);
                 }
-                let stream = self.handles.take(Kind::Stream);
+                let stream = self.handles.make(Kind::Stream);
                 self.streams.insert(stream, Stream::new(device, StreamKind::PerThread));
                 self.thread_streams.insert(key, stream);
                 Ok(stream)
@@ -46,7 +46,7 @@ impl Model {
             _ => {
                 let Some(stream) = self.streams.get(handle) else {
                     let what =
-                        if self.handles.was_taken(Kind::Stream, handle) { "destroyed" } else { "invented" };
+                        if self.handles.was_made(Kind::Stream, handle) { "destroyed" } else { "invented" };
                     self.diagnose(format!(
                         "{handle:#x} is a stream that was {what}: a real driver crashes here"
                     ));
@@ -61,7 +61,7 @@ impl Model {
         }
     }
 
-    /// Gives work to a stream: into its capture, or to its queue; then the point at which it is done.
+    /// Submits work to a stream: into its capture, or to its queue, and then returns the point at which it is done.
     pub(crate) fn enqueue(
         &mut self,
         stream: u64,
@@ -77,7 +77,7 @@ impl Model {
         }
     }
 
-    /// Gives work to a stream and, unless it was captured, runs it; then the fault it may have met.
+    /// Submits work to a stream and, unless it was captured, runs it. Returns the fault that the context has then.
     pub(crate) fn enqueue_and_run(&mut self, stream: u64, work: Work) -> Result<(), CUresult> {
         if let Some(point) = self.enqueue(stream, work, Vec::new())? {
             self.run(point);
@@ -94,7 +94,7 @@ impl Model {
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         };
         self.memory.open_stream(device)?;
-        let handle = self.handles.take(Kind::Stream);
+        let handle = self.handles.make(Kind::Stream);
         self.streams.insert(handle, Stream::new(device, kind));
         Ok(handle)
     }
@@ -121,6 +121,7 @@ impl Model {
         self.stream_wait_call(handle)?;
         self.apply_legacy_rule(handle);
         self.run(self.streams.end(handle));
+        self.settle_frees(handle);
         self.stream_sound(handle)
     }
 
@@ -139,6 +140,7 @@ impl Model {
         let device = self.context()?;
         self.context_wait_call(device)?;
         self.run_all(device);
+        self.memory.synchronize_context(device);
         self.alive(device)
     }
 
@@ -148,7 +150,7 @@ impl Model {
         if flags & !KNOWN_FLAGS != 0 || (flags & INTERPROCESS != 0 && event.keeps_time()) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let handle = self.handles.take(Kind::Event);
+        let handle = self.handles.make(Kind::Event);
         self.events.insert(handle, event);
         Ok(handle)
     }
@@ -174,8 +176,10 @@ impl Model {
                 None => return Err(CUDA_ERROR_INVALID_HANDLE),
             },
         };
+        let pools = self.memory.pools.record(stream);
         let event = self.events.get_mut(&handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         event.serial = serial;
+        event.pools = pools;
         event.state = state;
         Ok(())
     }
@@ -202,6 +206,9 @@ impl Model {
                 (None, Some(point)) => {
                     let after = point.into_iter().collect();
                     self.streams.submit(stream, Work::Wait, after);
+                    if let Some(event) = self.events.get(&handle) {
+                        self.memory.pools.wait(stream, &event.pools);
+                    }
                     Ok(())
                 }
             },
@@ -229,6 +236,9 @@ impl Model {
         let Some(point) = self.event_point(handle)? else { return Ok(()) };
         let device = self.event(handle)?.device;
         self.run(point);
+        if let Some(event) = self.events.get(&handle) {
+            self.memory.synchronize_event(&event.pools);
+        }
         self.alive(device)
     }
 
@@ -272,8 +282,8 @@ impl Model {
         self.context()?;
         match self.events.get(&handle) {
             Some(event) => self.alive(event.device).map(|_| event),
-            // Measured: an event that was destroyed is told from a handle that never was one.
-            None if self.handles.was_taken(Kind::Event, handle) => Err(CUDA_ERROR_CONTEXT_IS_DESTROYED),
+            // Measured: an event that was destroyed is answered unlike a handle that never was one.
+            None if self.handles.was_made(Kind::Event, handle) => Err(CUDA_ERROR_CONTEXT_IS_DESTROYED),
             None => Err(CUDA_ERROR_INVALID_HANDLE),
         }
     }

@@ -1,28 +1,27 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The device's address space: where runs of pages lie. Freed runs are used again at once, the smallest that fits
-//! first, so that a stale address soon belongs to somebody else, as on hardware.
+//! Address spaces: where runs of pages lie. Freed runs are used again at once, the smallest that fits first, so that a
+//! stale address soon belongs to another allocation, as on hardware.
 
+use core::ops::Range;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::handle::DEVICE_WINDOW;
-
-/// Free and taken ranges of device addresses.
+/// Free and allocated ranges of addresses.
 pub(crate) struct AddressSpace {
-    /// Start of what was never taken.
-    fresh: u64,
-    /// Given back, by start.
+    /// What was never allocated, or is free again to the end.
+    fresh: Range<u64>,
+    /// Free ranges before that, by start.
     by_start: BTreeMap<u64, u64>,
     /// The same by size, then start.
     by_size: BTreeSet<(u64, u64)>,
 }
 
 impl AddressSpace {
-    pub(crate) fn new() -> Self {
-        Self { fresh: DEVICE_WINDOW.start, by_start: BTreeMap::new(), by_size: BTreeSet::new() }
+    pub(crate) fn new(window: Range<u64>) -> Self {
+        Self { fresh: window, by_start: BTreeMap::new(), by_size: BTreeSet::new() }
     }
 
-    /// Takes `bytes`, a multiple of the page; `None` when the window is used up.
-    pub(crate) fn take(&mut self, bytes: u64) -> Option<u64> {
+    /// The start of `bytes`, a multiple of the page; `None` when no range is left that is long enough.
+    pub(crate) fn alloc(&mut self, bytes: u64) -> Option<u64> {
         if let Some(&(size, start)) = self.by_size.range((bytes, 0)..).next() {
             self.remove(start, size);
             if size > bytes {
@@ -30,14 +29,26 @@ impl AddressSpace {
             }
             return Some(start);
         }
-        let end = self.fresh.checked_add(bytes).filter(|&end| end <= DEVICE_WINDOW.end)?;
-        let start = self.fresh;
-        self.fresh = end;
+        let start = self.fresh.start;
+        self.fresh.start = start.checked_add(bytes).filter(|&end| end <= self.fresh.end)?;
         Some(start)
     }
 
-    /// Gives a range back and joins it with its neighbours.
-    pub(crate) fn give(&mut self, mut start: u64, mut bytes: u64) {
+    /// The start of `bytes` at a multiple of `alignment`; both are multiples of the page.
+    pub(crate) fn alloc_aligned(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
+        let whole = bytes.checked_add(alignment)?;
+        let start = self.alloc(whole)?;
+        let aligned = start.next_multiple_of(alignment);
+        for (from, to) in [(start, aligned), (aligned + bytes, start + whole)] {
+            if from < to {
+                self.free(from, to - from);
+            }
+        }
+        Some(aligned)
+    }
+
+    /// Frees a range and joins it with its neighbours.
+    pub(crate) fn free(&mut self, mut start: u64, mut bytes: u64) {
         if let Some((&before, &size)) = self.by_start.range(..start).next_back()
             && before + size == start
         {
@@ -49,8 +60,8 @@ impl AddressSpace {
             self.remove(start + bytes, size);
             bytes += size;
         }
-        if start + bytes == self.fresh {
-            self.fresh = start;
+        if start + bytes == self.fresh.start {
+            self.fresh.start = start;
         } else {
             self.insert(start, bytes);
         }
@@ -71,25 +82,39 @@ impl AddressSpace {
 mod tests {
     use super::*;
 
+    const WINDOW: Range<u64> = 0x4000_0000..0x8000_0000;
+
     #[test]
     fn ranges_come_back_joined() {
-        let mut space = AddressSpace::new();
-        let ranges: Vec<_> = (0..4).map(|_| space.take(0x20_0000).unwrap()).collect();
-        space.give(ranges[0], 0x20_0000);
-        space.give(ranges[2], 0x20_0000);
-        space.give(ranges[1], 0x20_0000);
-        assert_eq!(space.take(0x60_0000), Some(ranges[0]));
-        space.give(ranges[0], 0x60_0000);
-        space.give(ranges[3], 0x20_0000);
-        assert_eq!((space.fresh, space.by_start.len()), (DEVICE_WINDOW.start, 0));
+        let mut space = AddressSpace::new(WINDOW);
+        let ranges: Vec<_> = (0..4).map(|_| space.alloc(0x20_0000).unwrap()).collect();
+        space.free(ranges[0], 0x20_0000);
+        space.free(ranges[2], 0x20_0000);
+        space.free(ranges[1], 0x20_0000);
+        assert_eq!(space.alloc(0x60_0000), Some(ranges[0]));
+        space.free(ranges[0], 0x60_0000);
+        space.free(ranges[3], 0x20_0000);
+        assert_eq!((space.fresh, space.by_start.len()), (WINDOW, 0));
+    }
+
+    #[test]
+    fn an_aligned_range_leaves_its_edges_free() {
+        let mut space = AddressSpace::new(WINDOW);
+        let first = space.alloc(0x20_0000).unwrap();
+        let aligned = space.alloc_aligned(0x40_0000, 0x200_0000).unwrap();
+        assert_eq!(aligned, 0x4200_0000);
+        assert_eq!(space.alloc(0x1e0_0000), Some(first + 0x20_0000));
+        space.free(first, 0x200_0000);
+        space.free(aligned, 0x40_0000);
+        assert_eq!((space.fresh, space.by_start.len()), (WINDOW, 0));
     }
 
     #[test]
     fn a_full_window_is_told() {
-        let mut space = AddressSpace::new();
-        assert_eq!(space.take(DEVICE_WINDOW.end - DEVICE_WINDOW.start + 1), None);
-        assert_eq!(space.take(u64::MAX), None);
-        assert!(space.take(DEVICE_WINDOW.end - DEVICE_WINDOW.start).is_some());
-        assert_eq!(space.take(1), None);
+        let mut space = AddressSpace::new(WINDOW);
+        assert_eq!(space.alloc(WINDOW.end - WINDOW.start + 1), None);
+        assert_eq!(space.alloc(u64::MAX), None);
+        assert!(space.alloc(WINDOW.end - WINDOW.start).is_some());
+        assert_eq!(space.alloc(1), None);
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Memory is held in blocks of 64 KiB by device address. A block that was never written is absent and shows the fresh
 //! byte; a block filled whole with one 32-bit pattern (a memset, zeros of a weight file) costs a few bytes; only mixed
-//! content costs its size. So a device of 150 GB with 90 GB allocated, even zeroed, takes megabytes of the host.
+//! content costs its size. So a device of 150 GB with 90 GB allocated, even zeroed, needs megabytes of the host.
 
 use std::collections::BTreeMap;
 
@@ -62,26 +62,26 @@ impl Store {
         let (mut at, mut left) = (address, len);
         while left > 0 {
             let offset = (at % BLOCK as u64) as usize;
-            let take = left.min((BLOCK - offset) as u64);
+            let part = left.min((BLOCK - offset) as u64);
             let block = at / BLOCK as u64;
             // The word as seen from this piece's start.
-            let turned = word.rotate_right(8 * ((at - address) % 4) as u32);
-            if take == BLOCK as u64 {
-                self.put(block, Block::Fill(turned));
+            let rotated = word.rotate_right(8 * ((at - address) % 4) as u32);
+            if part == BLOCK as u64 {
+                self.put(block, Block::Fill(rotated));
             } else {
                 let bytes = self.bytes_of(block);
-                repeat(turned, 0, &mut bytes[offset..offset + take as usize]);
+                repeat(rotated, 0, &mut bytes[offset..offset + part as usize]);
             }
-            at += take;
-            left -= take;
+            at += part;
+            left -= part;
         }
     }
 
-    /// Forgets what lies in a range of whole blocks.
+    /// Forgets the blocks that lie whole in a range.
     pub(crate) fn forget(&mut self, address: u64, len: u64) {
-        let (first, end) = (address / BLOCK as u64, (address + len) / BLOCK as u64);
-        let gone: Vec<u64> = self.blocks.range(first..end).map(|(&block, _)| block).collect();
-        for block in gone {
+        let (first, end) = (address.div_ceil(BLOCK as u64), (address + len) / BLOCK as u64);
+        let forgotten: Vec<u64> = self.blocks.range(first..first.max(end)).map(|(&block, _)| block).collect();
+        for block in forgotten {
             if let Some(Block::Bytes(_)) = self.blocks.remove(&block) {
                 self.byte_blocks -= 1;
             }
@@ -121,9 +121,8 @@ fn pieces(address: u64, len: usize) -> impl Iterator<Item = (u64, usize, core::o
         }
         let at = address + done as u64;
         let offset = (at % BLOCK as u64) as usize;
-        let take = (len - done).min(BLOCK - offset);
-        let part = done..done + take;
-        done += take;
+        let part = done..done + (len - done).min(BLOCK - offset);
+        done = part.end;
         Some((at / BLOCK as u64, offset, part))
     })
 }
@@ -197,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn fills_and_uniform_writes_cost_no_bytes_and_forgetting_gives_back() {
+    fn fills_and_uniform_writes_cost_no_bytes_and_forgotten_blocks_none() {
         let mut store = Store::new(0xFF);
         store.fill(0, 0, 90 << 30);
         store.write(0, &[7; 4 * BLOCK]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Streams: in-order queues that run late.
 //!
-//! Work is queued when it is submitted and runs only when somebody waits for it: on synchronization of its stream, of an
+//! Work is queued when it is submitted and runs only when a call waits for it: on synchronization of its stream, of an
 //! event behind it or of the context, through work of another stream that depends on it, by the second of two queries,
 //! and before memory is freed. So what was not waited for has not happened, and a missing synchronization shows as wrong
 //! data, always and not once in a thousand runs.
@@ -16,7 +16,7 @@
 //! ```
 //!
 //! A query of pending work answers 600 and runs nothing; the next query first runs what the former saw. A polling loop
-//! so ends at its second turn, and whoever ignores the 600 still sees old data.
+//! so ends at its second query, and a caller that ignores the 600 still sees old data.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -39,7 +39,7 @@ pub(crate) enum StreamKind {
     Legacy,
     Blocking,
     NonBlocking,
-    /// The per-thread default stream: blocking, and nobody's to destroy.
+    /// The per-thread default stream: blocking, and no caller can destroy it.
     PerThread,
 }
 
@@ -53,11 +53,22 @@ pub(crate) struct Stream {
     completed: u64,
     /// What the last query saw.
     queried: u64,
+    /// So many of the first operations need no work that keeps the device busy. What was found once stays so.
+    light: u64,
 }
 
 impl Stream {
     pub(crate) fn new(device: usize, kind: StreamKind) -> Self {
-        Self { device, kind, capture: None, queue: VecDeque::new(), submitted: 0, completed: 0, queried: 0 }
+        Self {
+            device,
+            kind,
+            capture: None,
+            queue: VecDeque::new(),
+            submitted: 0,
+            completed: 0,
+            queried: 0,
+            light: 0,
+        }
     }
 
     /// Whether it and the legacy stream wait for each other.
@@ -121,6 +132,33 @@ impl Streams {
         Some(Point { stream: handle, seq: stream.submitted })
     }
 
+    /// Whether work that keeps the device busy must run before a stream's end is reached: anything but marks and frees.
+    pub(crate) fn has_work(&mut self, handle: u64) -> bool {
+        let mut open = vec![self.end(handle)];
+        let mut seen: HashMap<u64, u64> = HashMap::new();
+        while let Some(point) = open.pop() {
+            let Some(stream) = self.streams.get(&point.stream) else { continue };
+            let first = seen.get(&point.stream).copied().unwrap_or(stream.light.max(stream.completed));
+            if point.seq <= first {
+                continue;
+            }
+            seen.insert(point.stream, point.seq);
+            let done = stream.completed;
+            for queued in stream.queue.range((first - done) as usize..(point.seq - done) as usize) {
+                if queued.work.keeps_busy() {
+                    return true;
+                }
+                open.extend(&queued.after);
+            }
+        }
+        for (stream, seq) in seen {
+            if let Some(stream) = self.streams.get_mut(&stream) {
+                stream.light = seq;
+            }
+        }
+        false
+    }
+
     /// Whether a stream that the legacy stream waits for has work left.
     pub(crate) fn any_blocking_pending(&self, device: usize) -> bool {
         self.streams
@@ -146,12 +184,12 @@ impl Streams {
         ends
     }
 
-    /// Whether a point is passed; a stream that is gone ran out its work.
+    /// Whether a point is passed; a destroyed stream has run all its work.
     pub(crate) fn is_done(&self, point: Point) -> bool {
         self.streams.get(&point.stream).is_none_or(|stream| stream.completed >= point.seq)
     }
 
-    /// Takes the next operation that must run for the points in `wanted` to be passed, or `None` when all are.
+    /// Removes and returns the next operation that must run for the points in `wanted` to be passed, or `None` when all are.
     /// Operations wait only for earlier ones, so following what the head of a queue waits for always ends at one that
     /// can run. `wanted` is the path so far, kept by the caller from one operation to the next.
     pub(crate) fn next_for(&mut self, wanted: &mut Vec<Point>) -> Option<(usize, Work)> {

@@ -18,7 +18,7 @@ const MAX_DIM: u64 = 1 << 32;
 const STRIDES_BELOW: u64 = 1 << 40;
 /// Elements a side of the box may have.
 const MAX_BOX_DIM: u32 = 256;
-/// Elements from one that is taken to the next.
+/// Elements from one that is loaded to the next.
 const MAX_ELEMENT_STRIDE: u32 = 8;
 /// The last of the three further 128-byte swizzles that the headers number behind the plain one.
 const LAST_SWIZZLE: CUtensorMapSwizzle = 6;
@@ -46,7 +46,7 @@ pub struct TiledMap {
     pub strides_bytes: [u64; MAX_RANK - 1],
     /// Elements of each side of the box that one copy moves.
     pub box_dims: [u32; MAX_RANK],
-    /// Elements from one that is taken to the next, in each dimension.
+    /// Elements from one that is loaded to the next, in each dimension.
     pub element_strides: [u32; MAX_RANK],
     /// The interleave.
     pub interleave: CUtensorMapInterleave,

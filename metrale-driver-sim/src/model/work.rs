@@ -10,7 +10,7 @@ use metrale_driver_sys::{CUDA_ERROR_ILLEGAL_ADDRESS, CUresult};
 use super::event::EventState;
 use super::graph::Body;
 use super::host;
-use super::kernel::{KernelFault, KernelLaunch, Parameters, Shape};
+use super::kernel::{KernelFault, KernelLaunch, LaunchConfig, Parameters};
 use super::memory::{Access, Memory, Stray};
 use super::stream::Point;
 use super::{Model, loaded::FunctionState};
@@ -31,7 +31,7 @@ pub(crate) enum Place {
         /// The serial of the pinned or managed allocation it lies in, if any, which must still be there.
         owner: Option<u64>,
     },
-    /// Host memory whose bytes were taken at submission.
+    /// Host memory whose bytes were read at submission.
     Staged(Arc<[u8]>),
 }
 
@@ -56,7 +56,7 @@ impl Copy {
 #[derive(Clone)]
 pub(crate) struct Launch {
     pub(crate) function: Arc<FunctionState>,
-    pub(crate) shape: Shape,
+    pub(crate) config: LaunchConfig,
     pub(crate) parameters: Arc<Parameters>,
 }
 
@@ -76,6 +76,11 @@ pub(crate) enum Work {
         event: u64,
         serial: u64,
     },
+    /// A free in stream order is reached.
+    Free {
+        address: u64,
+        serial: u64,
+    },
     /// Nothing; stands for what it waits for.
     Wait,
     Graph(Arc<Body>),
@@ -88,9 +93,14 @@ impl Work {
             Self::Copy(copy) => 1 + 3 * place_kind(&copy.source) + place_kind(&copy.target),
             Self::Fill { .. } => 20,
             Self::Kernel(_) => 21,
-            Self::Record { .. } | Self::Wait => 22,
+            Self::Record { .. } | Self::Free { .. } | Self::Wait => 22,
             Self::Graph(_) => 23,
         }
+    }
+
+    /// Whether it keeps the device busy for a while.
+    pub(crate) fn keeps_busy(&self) -> bool {
+        !matches!(self, Self::Record { .. } | Self::Free { .. } | Self::Wait)
     }
 
     fn bytes(&self) -> u64 {
@@ -147,6 +157,10 @@ impl Model {
                 }
                 Ok(())
             }
+            Work::Free { address, serial } => {
+                self.memory.finish_free(*address, *serial);
+                Ok(())
+            }
             Work::Wait => Ok(()),
             Work::Graph(body) => {
                 // No graph is captured, so none holds another.
@@ -177,7 +191,7 @@ impl Model {
             return Ok(());
         };
         let mut view =
-            KernelLaunch::new(&state.entry, launch.shape, &launch.parameters, &mut self.memory, access);
+            KernelLaunch::new(&state.entry, launch.config, &launch.parameters, &mut self.memory, access);
         self.kernel_thread.store(thread::number(), Ordering::Relaxed);
         let outcome = catch_unwind(AssertUnwindSafe(|| function(&mut view)));
         self.kernel_thread.store(0, Ordering::Relaxed);
@@ -192,7 +206,7 @@ impl Model {
         }
     }
 
-    /// Whether a launch of a function may go ahead; 801 and a diagnostic where no Rust function stands for it.
+    /// Whether a function may be launched; 801 and a diagnostic where no Rust function is registered for it.
     pub(crate) fn kernel_is_there(&mut self, device: usize, state: &FunctionState) -> Result<(), CUresult> {
         if self.kernels.find(&state.image, &state.entry).is_some() {
             return Ok(());
@@ -229,12 +243,12 @@ fn copy_rows(memory: &mut Memory, copy: &Copy, access: Access) -> Result<(), Str
         };
         let mut done = 0;
         while done < copy.width {
-            let take = (copy.width - done).min(PIECE as u64);
-            let at = if backward { copy.width - done - take } else { done };
-            let piece = &mut piece[..take as usize];
+            let part = (copy.width - done).min(PIECE as u64);
+            let at = if backward { copy.width - done - part } else { done };
+            let piece = &mut piece[..part as usize];
             read_place(memory, &copy.source, from + at, piece, access)?;
             write_place(memory, &copy.target, to + at, piece, access)?;
-            done += take;
+            done += part;
         }
     }
     Ok(())
@@ -252,7 +266,7 @@ fn read_place(
         Place::Host { address, owner } => {
             let address = address + at as usize;
             still_there(memory, address, out.len(), *owner)?;
-            // SAFETY: who submitted the copy promised the range readable until the work is done; memory of this
+            // SAFETY: the submitter of the copy promised that the range is readable until the work is done; memory of this
             // instance was just found alive.
             unsafe { host::read(address, out) }
             Ok(())
@@ -277,7 +291,7 @@ fn write_place(
         Place::Host { address, owner } => {
             let address = address + at as usize;
             still_there(memory, address, bytes.len(), *owner)?;
-            // SAFETY: who submitted the copy promised the range writable until the work is done; memory of this
+            // SAFETY: the submitter of the copy promised that the range is writable until the work is done; memory of this
             // instance was just found alive.
             unsafe { host::write(address, bytes) }
             Ok(())
@@ -287,7 +301,8 @@ fn write_place(
     }
 }
 
-/// Pinned and managed memory may be gone when a graph replays a copy: that is a fault, not a wild access of ours.
+/// Pinned and managed memory may be freed before a graph replays a copy. That is a fault, and must not become an access of the
+/// software driver to freed memory.
 fn still_there(memory: &Memory, address: usize, len: usize, owner: Option<u64>) -> Result<(), Stray> {
     match owner {
         Some(serial) if !memory.is_still(address as u64, len as u64, serial) => {

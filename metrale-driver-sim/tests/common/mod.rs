@@ -2,6 +2,8 @@
 //! The driver's calls with results instead of result pointers, for tests of both drivers.
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
+pub(crate) mod memory;
+
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
@@ -117,6 +119,14 @@ impl Cuda {
         exec_destroy => cuGraphExecDestroy(exec: u64);
         unload => cuModuleUnload(module: u64);
         function_set => cuFuncSetAttribute(function: u64, attribute: u32, value: i32);
+        free_async => cuMemFreeAsync(address: u64, stream: u64);
+        pool_destroy => cuMemPoolDestroy(pool: u64);
+        pool_trim => cuMemPoolTrimTo(pool: u64, bytes_to_keep: usize);
+        set_pool => cuDeviceSetMemPool(device: i32, pool: u64);
+        free_addresses => cuMemAddressFree(start: u64, bytes: usize);
+        release_physical => cuMemRelease(handle: u64);
+        map => cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
+        unmap => cuMemUnmap(address: u64, bytes: usize);
     }
 
     makers! {
@@ -132,6 +142,11 @@ impl Cuda {
         context_device => cuCtxGetDevice() -> i32;
         attribute => cuDeviceGetAttribute(attribute: u32, device: i32) -> i32;
         function_get => cuFuncGetAttribute(attribute: u32, function: u64) -> i32;
+        alloc_async => cuMemAllocAsync(bytes: usize, stream: u64) -> u64;
+        alloc_of_pool => cuMemAllocFromPoolAsync(bytes: usize, pool: u64, stream: u64) -> u64;
+        default_pool => cuDeviceGetDefaultMemPool(device: i32) -> u64;
+        current_pool => cuDeviceGetMemPool(device: i32) -> u64;
+        reserve => cuMemAddressReserve(bytes: usize, alignment: usize, wish: u64, flags: u64) -> u64;
     }
 
     pub(crate) fn end(&self, stream: u64) -> (CUresult, u64) {
@@ -298,6 +313,24 @@ impl Cuda {
     }
 }
 
+/// Collects rows that differ, so that one run shows them all.
+#[derive(Default)]
+pub(crate) struct Table {
+    wrong: Vec<String>,
+}
+
+impl Table {
+    pub(crate) fn row<T: PartialEq + std::fmt::Debug>(&mut self, row: &str, got: T, expected: T) {
+        if got != expected {
+            self.wrong.push(format!("{row}: {got:?}, expected {expected:?}"));
+        }
+    }
+
+    pub(crate) fn check(self) {
+        assert!(self.wrong.is_empty(), "rows that differ:\n{}", self.wrong.join("\n"));
+    }
+}
+
 /// Runs a call on another thread with the context current there.
 pub(crate) fn on_another_thread<T: Send>(cuda: &Cuda, context: u64, call: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
@@ -309,7 +342,7 @@ pub(crate) fn on_another_thread<T: Send>(cuda: &Cuda, context: u64, call: impl F
     })
 }
 
-/// The state of a capture as this build is told of it: a build for SCALE cannot ask, and hears 0.
-pub(crate) const fn told(state: u32) -> u32 {
+/// The state of a capture as this build can see it: a build for SCALE cannot ask, and sees 0.
+pub(crate) const fn visible(state: u32) -> u32 {
     if metrale_driver_sim::driver_sys::SCALE { 0 } else { state }
 }

@@ -20,9 +20,9 @@ impl IsaVersion {
         Self { major, minor }
     }
 
-    /// The highest version that the compiler inside a driver takes, by what `cuDriverGetVersion` answers.
+    /// The highest version that the compiler inside a driver accepts, by what `cuDriverGetVersion` answers.
     ///
-    /// `None` for a driver older than CUDA 3.0. A driver newer than this table is taken for the newest one in it, so
+    /// `None` for a driver older than CUDA 3.0. A driver newer than this table counts as the newest one in it, so
     /// the answer is a lower bound there.
     #[must_use]
     pub fn highest_of_driver(driver_version: i32) -> Option<Self> {
@@ -32,7 +32,7 @@ impl IsaVersion {
 
     /// Whether the language ever had this version: assemblers refuse 7.9 as they refuse one from the future.
     ///
-    /// What is newer than this crate is taken to exist.
+    /// Versions newer than this crate count as existing.
     #[must_use]
     pub fn exists(self) -> bool {
         let last_minor = match self.major {
@@ -269,7 +269,7 @@ const TARGETS: &[TargetRow] = &[
     (121, (8, 8), Some((8, 8)), Some((8, 8))),
 ];
 
-/// Driver version from which a PTX version is taken, oldest first.
+/// Driver version from which on a PTX version is accepted, oldest first.
 const ISA_BY_DRIVER: &[(i32, u32, u32)] = &[
     (3000, 2, 0),
     (3010, 2, 1),

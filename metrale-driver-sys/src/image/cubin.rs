@@ -146,8 +146,8 @@ impl ElfHeader {
 
     /// The architecture by the flags; `None` where the generation is unknown.
     ///
-    /// Cubins of CUDA 13 keep the `a` in a section instead: [`Cubin::sm`] knows it. Nothing in a cubin tells `f` from
-    /// no letter.
+    /// Cubins of CUDA 13 keep the `a` in a section instead: [`Cubin::sm`] reads it. In a cubin nothing
+    /// distinguishes `f` from no letter.
     #[must_use]
     pub fn sm(&self) -> Option<SmTarget> {
         let (number, is_exact) = match self.abi {
@@ -211,7 +211,7 @@ struct Section {
     align: u64,
 }
 
-/// A section that takes no room in the file.
+/// A section without bytes in the file.
 const SHT_NOBITS: u32 = 8;
 const SHT_SYMTAB: u32 = 2;
 const SHT_NULL: u32 = 0;
@@ -337,8 +337,8 @@ impl<'a> Cubin<'a> {
         let (Some(symbols), Some(strings)) = (table.data(image), strings) else { return };
         for symbol in symbols.chunks_exact(SYMBOL_BYTES).filter_map(Symbol::read) {
             let name = usize::try_from(symbol.name).ok().and_then(|at| c_str(strings, at));
-            let home = sections.get(usize::from(symbol.section));
-            let (Some(name), Some(&(section_name, section))) = (name, home) else { continue };
+            let named = sections.get(usize::from(symbol.section));
+            let (Some(name), Some(&(section_name, section))) = (name, named) else { continue };
             let is_constant = section_name
                 .strip_prefix(".nv.constant")
                 .is_some_and(|bank| !bank.is_empty() && bank.bytes().all(|byte| byte.is_ascii_digit()));

@@ -2,7 +2,7 @@
 //! Fatbins: containers of PTX texts and cubins, each for one architecture.
 //!
 //! The layout is not documented; it is read as `fatbinary` of CUDA 13.5 writes it and as public tools describe it.
-//! A container whose sizes point past its data is refused here for good reason: a driver given one may never return.
+//! A container whose sizes point past its data is refused here, because a driver may never return from loading it.
 
 use super::arch::{IsaVersion, Portability, SmTarget};
 use super::bytes::{range, u16_at, u32_at, u64_at};
@@ -11,7 +11,7 @@ pub(super) const FATBIN_MAGIC: u32 = 0xba55_ed50;
 /// Of the structure in a program's data that points to the container.
 pub(super) const FATBIN_WRAPPER_MAGIC: u32 = 0x4662_43b1;
 
-/// Bytes of a fatbin's header as every known writer makes it.
+/// Bytes of a fatbin's header as all writers make it.
 pub const FATBIN_HEADER_BYTES: usize = 16;
 /// The fields of an entry's header that are read here lie within as many bytes.
 const ENTRY_HEADER_BYTES: u32 = 64;
@@ -66,7 +66,7 @@ pub enum FatbinError {
 /// A fatbin's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FatbinHeader {
-    /// The version of the layout; 1 is the known one.
+    /// The version of the layout; 1 is the only one that is documented.
     pub version: u16,
     /// Bytes of the header.
     pub header_bytes: u16,

@@ -49,7 +49,7 @@ pub enum ImageKind {
     CudaSource,
     /// A SPIR-V module.
     SpirV,
-    /// A git LFS pointer, standing where the file should be.
+    /// A git LFS pointer in place of the file.
     GitLfsPointer,
     /// Text in UTF-16.
     Utf16Text,
@@ -149,7 +149,7 @@ impl ImageKind {
 fn is_module_directive(directive: &[u8]) -> bool {
     const DIRECTIVES: [&[u8]; 8] =
         [b".version", b".target", b".address_size", b".visible", b".entry", b".func", b".extern", b".global"];
-    DIRECTIVES.iter().any(|known| directive.eq_ignore_ascii_case(known))
+    DIRECTIVES.iter().any(|name| directive.eq_ignore_ascii_case(name))
 }
 
 /// Whether the first kilobytes hold no control characters but white space.

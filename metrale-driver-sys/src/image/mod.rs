@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The formats a driver loads, read without a driver: PTX text, cubins and fatbins told apart by content.
+//! The formats a driver loads, read without a driver: PTX text, cubins and fatbins, distinguished by content.
 //!
-//! Facts only. What a particular driver and device answer to an image is for others to decide: the software driver
-//! emulates that answer, a preflight predicts it. Nothing here trusts its input: no size is taken for true before it
-//! has been compared with the bytes at hand, and no input makes a reader panic.
+//! Facts only. What a particular driver and device answer to an image is not decided here: the software driver emulates
+//! that answer, a preflight predicts it. Nothing here trusts its input: each size is compared with the bytes at hand
+//! before it is used, and no input makes a reader panic.
 //!
 //! ```
 //! use metrale_driver_sys::image::{ImageKind, ptx::Ptx};

@@ -285,7 +285,7 @@ fn a_fatbin_gives_its_best_image() {
         let target = Target { compute_capability, driver_version: 13000 };
         load(image, &target).map(|module| module.functions[0].parameters[0].align)
     };
-    // Only text tells alignments: machine code on its own architecture, text elsewhere.
+    // Only text has alignments: machine code on its own architecture, text elsewhere.
     for image in [&data!("fatbin/plain.fatbin")[..], data!("fatbin/packed.fatbin")] {
         assert_eq!(at(image, (9, 0)), Ok(1));
         assert_eq!(at(image, (8, 0)), Ok(8));

@@ -30,7 +30,7 @@ pub(super) fn unpack<'a>(entry: &FatbinEntry<'a>) -> Result<Cow<'a, [u8]>, Strin
 }
 
 fn unpack_lz4(payload: &[u8], most: usize) -> Result<Vec<u8>, String> {
-    // A byte of an LZ4 block stands for 255 at most: no memory is taken for a size that cannot be true.
+    // A byte of an LZ4 block stands for 255 at most: no memory is allocated for a size that cannot be true.
     if most > payload.len().saturating_mul(255) {
         return Err(format!("{} bytes of LZ4 cannot hold the {most} it states", payload.len()));
     }

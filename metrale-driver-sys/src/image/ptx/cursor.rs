@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A reader's place in the tokens, and the flaws it has met.
+//! A reader's place in the tokens, and the flaws it has found.
 
 use super::flaw::{self, Flaw, FlawKind, MAX_FLAWS};
 use super::lexer::{Lexer, Token, TokenKind};
@@ -19,7 +19,7 @@ impl<'a> Cursor<'a> {
         cursor
     }
 
-    /// Takes the next token into view. Stray bytes are noted and passed over here, so no rule has to know them.
+    /// Moves to the next token. Stray bytes are noted and skipped here, so no rule has to handle them.
     fn advance(&mut self) {
         loop {
             self.peeked = self.lexer.next();
@@ -112,7 +112,7 @@ impl<'a> Cursor<'a> {
         self.peeked.into_iter().chain(self.lexer.clone()).filter(|token| token.kind != TokenKind::Stray)
     }
 
-    /// All flaws, by line; what the lexer met in comments is among them.
+    /// All flaws, by line; those that the lexer found in comments are among them.
     pub(super) fn into_flaws(mut self) -> Vec<Flaw> {
         if let Some(line) = self.lexer.non_ascii_comment() {
             self.flaws.push(Flaw { line, kind: FlawKind::NonAsciiComment });

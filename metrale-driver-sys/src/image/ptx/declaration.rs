@@ -76,7 +76,7 @@ pub struct Function<'a> {
 pub struct Parameter<'a> {
     /// Its name.
     pub name: &'a str,
-    /// Where it begins in the parameter block, in bytes, the block's own start taken as aligned. Machine code may put
+    /// Where it begins in the parameter block, in bytes, if the block's own start is aligned. Machine code may put
     /// a parameter of large alignment elsewhere, since its block begins where the architecture says.
     pub offset: u64,
     /// Its size in bytes.
@@ -152,7 +152,7 @@ pub(super) struct Scalar {
     pub(super) bytes: u64,
     pub(super) number: Number,
     /// Elements of the vector; 1 for a scalar.
-    pub(super) lanes: u64,
+    pub(super) width: u64,
 }
 
 /// How a type reads a number.
@@ -197,7 +197,7 @@ impl Declarator {
     /// Reads up to the name. `None` where there is no type: then nothing sensible follows.
     pub(super) fn read(cursor: &mut Cursor<'_>) -> Option<Self> {
         let mut found: Option<(u64, Number)> = None;
-        let (mut lanes, mut align, mut is_managed, mut is_opaque, mut behind_ptr) =
+        let (mut width, mut align, mut is_managed, mut is_opaque, mut behind_ptr) =
             (1, None, false, false, false);
         while let Some(token) = cursor.next_if(|token| token.kind == TokenKind::Directive) {
             match token.text {
@@ -209,9 +209,9 @@ impl Declarator {
                     }
                 }
                 b".ptr" => behind_ptr = true,
-                b".v2" => lanes = 2,
-                b".v4" => lanes = 4,
-                b".v8" => lanes = 8,
+                b".v2" => width = 2,
+                b".v4" => width = 4,
+                b".v8" => width = 8,
                 b".attribute" => is_managed |= read_attribute(cursor),
                 _ if found.is_none() => {
                     found = scalar(&token);
@@ -221,8 +221,8 @@ impl Declarator {
             }
         }
         let (bytes, number) = found?;
-        let scalar = Scalar { bytes, number, lanes };
-        Some(Self { scalar, align: align.unwrap_or(bytes * lanes), is_managed, is_opaque })
+        let scalar = Scalar { bytes, number, width };
+        Some(Self { scalar, align: align.unwrap_or(bytes * width), is_managed, is_opaque })
     }
 
     /// Reads what stands behind the name between brackets: the lengths, outermost first, `None` for `[]`.
@@ -247,7 +247,7 @@ impl Declarator {
 
     /// The size of a variable of this type and these lengths; `None` for one beyond 64 bits.
     pub(super) fn bytes(&self, dimensions: &[Option<u64>]) -> Option<u64> {
-        let element = self.scalar.bytes * self.scalar.lanes;
+        let element = self.scalar.bytes * self.scalar.width;
         dimensions.iter().try_fold(element, |bytes, length| bytes.checked_mul(length.unwrap_or(0)))
     }
 }

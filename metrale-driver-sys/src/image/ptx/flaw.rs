@@ -78,7 +78,7 @@ pub enum FlawKind {
         /// The variable.
         name: String,
     },
-    /// A size that is no plain number, taken for 0 here.
+    /// A size that is no plain number, read as 0 here.
     UnreadSize {
         /// The variable or parameter.
         name: String,

@@ -17,7 +17,7 @@ pub struct Header<'a> {
     pub version_line: u32,
     /// The architectures `.target` names, in its order. The last one counts.
     pub targets: Vec<TargetName<'a>>,
-    /// The options `.target` names, in its order, known or not.
+    /// The options `.target` names, in its order, whether they exist or not.
     pub options: Vec<&'a str>,
     /// The line of `.target`, 0 where there is none.
     pub target_line: u32,

@@ -84,13 +84,13 @@ pub(super) fn read<'a>(
     dimensions: &mut [Option<u64>],
 ) -> Initial<'a> {
     let mut list = List { declarator, bytes: Vec::new(), symbol: None, at: 0, furthest: 0 };
-    // Element counts of one item at each depth: the product of the lengths behind it.
-    let lanes = declarator.scalar.lanes;
+    // Element counts of one element at each depth: the product of the lengths behind it.
+    let width = declarator.scalar.width;
     let strides: Vec<u64> = (0..dimensions.len())
         .map(|depth| {
             dimensions[depth + 1..]
                 .iter()
-                .try_fold(lanes, |product, length| product.checked_mul(length.unwrap_or(0)))
+                .try_fold(width, |product, length| product.checked_mul(length.unwrap_or(0)))
                 .unwrap_or(u64::MAX)
         })
         .collect();
@@ -135,8 +135,8 @@ impl<'a> List<'a, '_> {
                 if starts.is_empty() {
                     return;
                 }
-                // An inner list fills one item of the outer one, whatever it leaves out.
-                let stride = strides.get(starts.len() - 1).copied().unwrap_or(self.declarator.scalar.lanes);
+                // An inner list fills one element of the outer one, whatever it leaves out.
+                let stride = strides.get(starts.len() - 1).copied().unwrap_or(self.declarator.scalar.width);
                 self.at = start.saturating_add(stride);
             } else if token.is_punct(b',') {
                 cursor.next();

@@ -189,8 +189,8 @@ impl<'a> Reader<'a> {
             if let Initial::Symbolic(symbol) = &variable.initial {
                 mentions.extend(symbols.get(symbol.as_ref()).copied());
             }
-            let known = symbols.get(variable.name).copied();
-            match known {
+            let earlier = symbols.get(variable.name).copied();
+            match earlier {
                 None => {
                     symbols.insert(variable.name, Symbol::Variable(variables.len()));
                     variables.push(variable);
@@ -314,7 +314,7 @@ impl<'a> Reader<'a> {
         (count > 0).then_some(extent)
     }
 
-    /// Passes a body, taking from it the shared memory it declares, the parameters that the oldest texts declare
+    /// Reads a body for the shared memory it declares, the parameters that the oldest texts declare
     /// there, and which symbols it mentions.
     fn read_body(&mut self, line: u32, function: &mut Function<'a>, body: &mut Body) {
         let declares_parameters = function.kind == FunctionKind::Entry
@@ -365,13 +365,13 @@ impl<'a> Reader<'a> {
                 self.bodies.push(body);
             }
             Some(Symbol::Function(index)) => {
-                let known = &mut self.ptx.functions[index];
-                if known.is_defined && function.is_defined {
-                    let first_line = known.line;
+                let earlier = &mut self.ptx.functions[index];
+                if earlier.is_defined && function.is_defined {
+                    let first_line = earlier.line;
                     let kind = FlawKind::Duplicate { name: function.name.to_owned(), first_line };
                     self.cursor.flaw(function.line, kind);
                 } else if function.is_defined {
-                    *known = function;
+                    *earlier = function;
                     self.bodies[index] = body;
                 }
             }
@@ -407,7 +407,7 @@ impl<'a> Reader<'a> {
     /// Shared memory of a function and of everything it reaches, one behind the other.
     ///
     /// The dynamic part has no size here, but the static part is rounded up to where it may begin. As assemblers do,
-    /// a kernel that calls anything is taken to use every dynamic array of the text.
+    /// a kernel that calls anything is assumed to use every dynamic array of the text.
     fn shared_bytes(&self, function: usize) -> u64 {
         let mut seen_functions = vec![false; self.bodies.len()];
         let mut seen_variables = vec![false; self.ptx.variables.len()];

@@ -4,12 +4,12 @@
 /// U+FEFF in UTF-8.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// The bytes of an image taken as text: what stands in front of it, the text itself, and what follows its NUL.
+/// The bytes of an image as text: the bytes before it, the text itself, and what follows its NUL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Text<'a> {
-    /// Whether a UTF-8 byte order mark stands in front. No driver takes one.
+    /// Whether it begins with a UTF-8 byte order mark. No driver accepts one.
     pub has_bom: bool,
-    /// Bytes that are no text in front of it, as the header of somebody's cache would be. No driver takes them.
+    /// Bytes before it that are no text, such as the header of a cache file. No driver accepts them.
     pub leading_bytes: &'a [u8],
     /// The text.
     pub code: &'a [u8],
@@ -18,7 +18,7 @@ pub struct Text<'a> {
 }
 
 impl<'a> Text<'a> {
-    /// Splits an image. A NUL at the end is optional, any number of them is fine.
+    /// Splits an image. There may be any number of NULs at the end, or none.
     #[must_use]
     pub fn of(image: &'a [u8]) -> Self {
         let (has_bom, rest) = match image.strip_prefix(BYTE_ORDER_MARK) {
