@@ -38,8 +38,12 @@ pub struct LeakedMemory {
 }
 
 impl LeakedMemory {
-    /// `None` for a module's global, which goes with its module, and for a mapping, whose physical memory counts.
+    /// `None` for a module's global, which goes with its module, for a mapping, whose physical memory counts, and for what a
+    /// stream is about to free.
     pub(crate) fn of(address: u64, allocation: &Allocation) -> Option<Self> {
+        if allocation.free_submitted {
+            return None;
+        }
         let kind = match allocation.kind {
             AllocationKind::Device(_) => MemoryKind::Device,
             AllocationKind::Managed { .. } => MemoryKind::Managed,

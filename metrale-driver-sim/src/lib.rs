@@ -11,7 +11,7 @@
 //! It is where an engine runs when there is no GPU, and where a test provokes what hardware shows once a year. Memory
 //! follows the packing rule measured on an H200: the free figure after every call, the address inside a 2 MiB page and
 //! the status codes are the hardware's, and the tests of this crate run the same bodies on both. Memory pools
-//! (`cuMemAllocAsync`) follow the pool rule measured there; virtual memory (`cuMemCreate`, `cuMemMap`) is modelled whole.
+//! (`cuMemAllocAsync`) follow the pool rule measured there, and virtual memory (`cuMemCreate`, `cuMemMap`) answers as it does there.
 //! Instances share nothing, so tests run in parallel.
 //!
 //! # What it is for

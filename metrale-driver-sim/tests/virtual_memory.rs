@@ -133,6 +133,28 @@ fn work_that_writes_where_it_may_read_is_a_fault() {
     assert_eq!((cuda.memset(address, 1, 16), cuda.sync()), (0, 700));
 }
 
+/// The addresses behind the reserved ones are the mapping's until it is unmapped, and what others hold is never covered.
+#[test]
+fn a_mapping_past_the_reserved_addresses_is_told_and_covers_nothing() {
+    let driver = SimDriver::new(Profile::h200());
+    let (cuda, _guard) = open(&driver);
+    let handle = cuda.create(2 * GRANULE, &on(0), 0).unwrap();
+    let [first, second] = [(); 2].map(|()| cuda.reserve(GRANULE, 0, 0, 0).unwrap());
+    assert_eq!(second, first + STEP);
+    assert_eq!(cuda.map(first, 2 * GRANULE, 0, handle, 0), 1, "the second range is there");
+    assert_eq!((driver.diagnostics().len(), cuda.free_addresses(second, GRANULE)), (0, 0));
+    assert_eq!(cuda.map(first, 2 * GRANULE, 0, handle, 0), 0);
+    assert!(driver.diagnostics()[0].contains("behind the reserved addresses"));
+    assert_eq!(cuda.set_access(first, 2 * GRANULE, &read_write()), 0);
+    assert_eq!((cuda.memset(first, 3, 2 * GRANULE), cuda.sync()), (0, 0));
+    let allocated = cuda.alloc(GRANULE).unwrap();
+    assert_eq!(allocated, first + 2 * STEP);
+    assert_eq!(cuda.bytes(allocated), [0xFF; 4]);
+    assert_eq!((cuda.unmap(first, 3 * GRANULE), cuda.unmap(first, GRANULE)), (1, 1));
+    assert_eq!((cuda.unmap(first, 2 * GRANULE), cuda.reserve(GRANULE, 0, 0, 0)), (0, Ok(second)));
+    assert_eq!(cuda.free_addresses(first, GRANULE), 0);
+}
+
 #[test]
 fn memory_outlives_contexts_and_has_a_name_when_it_leaks() {
     let driver = SimDriver::new(Profile::h200());

@@ -5,8 +5,8 @@
 use core::ffi::{c_int, c_void};
 
 use metrale_driver_sys::{
-    CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemLocation, CUmemPool_attribute,
-    CUmemPoolProps, CUmemoryPool, CUresult, CUstream, pool_attribute,
+    CUDA_ERROR_INVALID_VALUE, CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemLocation,
+    CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUresult, CUstream, pool_attribute,
 };
 
 use super::Face;
@@ -79,7 +79,7 @@ impl Face {
     pub(super) unsafe fn cuDeviceSetMemPool(&self, dev: CUdevice, pool: CUmemoryPool) -> CUresult {
         self.call(|model| {
             let device = model.device(dev)?;
-            model.memory.pools.set_current(device, pool)
+            model.set_pool(device, pool)
         })
     }
 
@@ -94,7 +94,9 @@ impl Face {
             let out = unsafe { Out::new(pool) }?;
             // SAFETY: the trait's promise for pointers to structures.
             let props = unsafe { get(poolProps) }?;
-            let device = memory_on(model, props.allocType, props.handleTypes, props.location)?;
+            let device = memory_on(model, props.allocType, props.handleTypes, props.location);
+            // Measured: not 101 for a device that does not exist, as `cuMemCreate` has it.
+            let device = device.map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
             out.put(model.pool_create(device, props.maxSize as u64));
             Ok(())
         })

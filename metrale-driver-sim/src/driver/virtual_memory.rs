@@ -31,11 +31,13 @@ impl Face {
             // SAFETY: the trait's promise for result pointers.
             let out = unsafe { Out::new(granularity) }?;
             // SAFETY: the trait's promise for pointers to structures.
-            let device = device_of(model, &unsafe { get(prop) }?)?;
-            if option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED {
+            let location = unsafe { get(prop) }?.location;
+            // Measured: neither the kind of memory nor the ordinal need exist.
+            if option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED || location.type_ != CU_MEM_LOCATION_TYPE_DEVICE
+            {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }
-            out.put(model.memory.granularity(device) as usize);
+            out.put(model.memory.granularity() as usize);
             Ok(())
         })
     }
@@ -79,7 +81,7 @@ impl Face {
             let out = unsafe { Out::new(handle) }?;
             // SAFETY: the trait's promise for pointers to structures.
             let prop = unsafe { get(prop) }?;
-            let device = device_of(model, &prop)?;
+            let device = memory_on(model, prop.type_, prop.requestedHandleTypes, prop.location)?;
             no_flags(flags)?;
             out.put(model.physical_create(device, size as u64, prop.requestedHandleTypes)?);
             Ok(())
@@ -104,11 +106,14 @@ impl Face {
         self.call(|model| {
             model.sound()?;
             no_flags(flags)?;
-            // Documented: memory is mapped from its start.
-            if offset != 0 {
-                return Err(CUDA_ERROR_INVALID_VALUE);
+            let outside = model.memory.map(ptr, size as u64, offset as u64, handle)?;
+            if outside > 0 {
+                model.diagnose(format!(
+                    "cuMemMap of {size} bytes at {ptr:#x}: the last {outside} bytes lie behind the reserved addresses; \
+                     reserve more, because other memory may come to lie there on hardware"
+                ));
             }
-            model.memory.map(ptr, size as u64, handle)
+            Ok(())
         })
     }
 
@@ -190,11 +195,6 @@ fn no_flags(flags: u64) -> Result<(), CUresult> {
     if flags == 0 { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
 }
 
-/// The device on which such memory is made.
-fn device_of(model: &Model, prop: &CUmemAllocationProp) -> Result<usize, CUresult> {
-    memory_on(model, prop.type_, prop.requestedHandleTypes, prop.location)
-}
-
 /// The device at a location, where pinned memory can be made.
 pub(super) fn memory_on(
     model: &Model,
@@ -216,8 +216,8 @@ pub(super) fn device_at(model: &Model, location: CUmemLocation) -> Result<usize,
     model.device(location.id)
 }
 
-/// What devices shall be able to do: 1 for an empty list, for more elements than there are devices, and for flags that do
-/// not exist.
+/// What devices shall be able to do: 1 for an empty list, for more elements than there are devices, and for flags or devices
+/// that do not exist.
 ///
 /// # Safety
 /// `desc` has `count` elements that can be read, unless it is null or one of this driver's own numbers.
@@ -243,7 +243,7 @@ pub(super) unsafe fn wanted_access(
         if !exists {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        wanted.push((device_at(model, location)?, flags));
+        wanted.push((device_at(model, location).map_err(|_| CUDA_ERROR_INVALID_VALUE)?, flags));
     }
     Ok(wanted)
 }

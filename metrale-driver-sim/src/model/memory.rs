@@ -69,6 +69,8 @@ pub(crate) struct Allocation {
     host: Option<HostBlock>,
     /// Distinguishes this allocation from a later one at the same address.
     pub(crate) serial: u64,
+    /// `cuMemFreeAsync` was called and its stream has not reached the free. Only for memory of `cuMemAlloc`.
+    pub(crate) free_submitted: bool,
 }
 
 impl Allocation {
@@ -77,12 +79,13 @@ impl Allocation {
     }
 }
 
-/// A free in stream order that its stream has not reached. The allocation is no longer one for calls, but work that was
+/// A free of a pool's memory that its stream has not reached. The allocation is no longer one for calls, but work that was
 /// submitted before may still touch it.
 struct PendingFree {
     bytes: u64,
     device: usize,
-    kind: AllocationKind,
+    /// The pool's handle.
+    pool: u64,
     /// What the pool knows of the stream's work before it.
     work: Option<PoolWork>,
 }
@@ -302,7 +305,8 @@ impl Memory {
     ) {
         self.next_serial += 1;
         let serial = self.next_serial;
-        self.allocations.insert(address, Allocation { bytes, device, kind, host, serial });
+        let allocation = Allocation { bytes, device, kind, host, serial, free_submitted: false };
+        self.allocations.insert(address, allocation);
     }
 
     /// Sees that a device has so many free bytes; memory pools return what they do not use before it has not.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Allocation in stream order, as calls see it: which pool, what must run before, what a synchronization settles.
 
-use metrale_driver_sys::{CUDA_ERROR_NOT_SUPPORTED, CUresult};
+use metrale_driver_sys::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUresult};
 
 use super::Model;
 use super::handle::Kind;
@@ -45,6 +45,21 @@ impl Model {
         // that work is done, unless the stream waits for it.
         let unfinished = self.streams.has_work(stream);
         self.memory.begin_free(address, stream, unfinished);
+        Ok(())
+    }
+
+    /// `cuDeviceSetMemPool`: 1 for a pool of another device and for a number that never was a pool's. Measured: a pool that was
+    /// destroyed is accepted.
+    pub(crate) fn set_pool(&mut self, device: usize, pool: u64) -> Result<(), CUresult> {
+        match self.memory.pools.usable(pool).map(|found| found.device == device) {
+            Ok(true) => {}
+            Err(_) if self.handles.was_made(Kind::Pool, pool) => self.diagnose(format!(
+                "cuDeviceSetMemPool: the pool {pool:#x} was destroyed; allocations of device {device} are refused until \
+                 another pool is made current"
+            )),
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        }
+        self.memory.pools.set_current(device, pool);
         Ok(())
     }
 

@@ -47,6 +47,21 @@ impl AddressSpace {
         Some(aligned)
     }
 
+    /// Allocates `bytes` right behind an allocated range, if they are free.
+    pub(crate) fn alloc_behind(&mut self, start: u64, bytes: u64) -> bool {
+        if start == self.fresh.start {
+            let end = start.checked_add(bytes).filter(|&end| end <= self.fresh.end);
+            self.fresh.start = end.unwrap_or(start);
+            return end.is_some();
+        }
+        let Some(&size) = self.by_start.get(&start).filter(|&&size| size >= bytes) else { return false };
+        self.remove(start, size);
+        if size > bytes {
+            self.insert(start + bytes, size - bytes);
+        }
+        true
+    }
+
     /// Frees a range and joins it with its neighbours.
     pub(crate) fn free(&mut self, mut start: u64, mut bytes: u64) {
         if let Some((&before, &size)) = self.by_start.range(..start).next_back()
@@ -107,6 +122,21 @@ mod tests {
         space.free(first, 0x200_0000);
         space.free(aligned, 0x40_0000);
         assert_eq!((space.fresh, space.by_start.len()), (WINDOW, 0));
+    }
+
+    #[test]
+    fn what_is_behind_a_range_is_allocated_where_it_is_free() {
+        let mut space = AddressSpace::new(WINDOW);
+        let ranges: Vec<_> = (0..3).map(|_| space.alloc(0x40_0000).unwrap()).collect();
+        assert!(!space.alloc_behind(ranges[1], 0x20_0000));
+        space.free(ranges[1], 0x40_0000);
+        assert!(!space.alloc_behind(ranges[1], 0x60_0000));
+        assert!(space.alloc_behind(ranges[1], 0x20_0000));
+        assert_eq!(space.alloc(0x20_0000), Some(ranges[1] + 0x20_0000));
+        let end = ranges[2] + 0x40_0000;
+        assert!(!space.alloc_behind(end, WINDOW.end - end + 1) && !space.alloc_behind(end, u64::MAX));
+        assert!(space.alloc_behind(end, WINDOW.end - end));
+        assert_eq!(space.alloc(1), None);
     }
 
     #[test]

@@ -16,7 +16,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use metrale_driver_sys::{
     CU_MEM_ACCESS_FLAGS_PROT_NONE, CU_MEM_ACCESS_FLAGS_PROT_READ, CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUmemAccess_flags, CUresult,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUmemAccess_flags,
+    CUresult,
 };
 
 use super::{Allocation, AllocationKind, Memory};
@@ -36,6 +37,8 @@ pub(crate) struct Mapping {
     place: u64,
     /// What each device may do, by its ordinal.
     access: Vec<CUmemAccess_flags>,
+    /// Bytes at its end that lie behind the reserved range. The address space keeps them for this mapping.
+    bytes_outside: u64,
 }
 
 impl Mapping {
@@ -64,6 +67,12 @@ struct Physical {
     mappings: usize,
 }
 
+impl Physical {
+    fn is_used(&self) -> bool {
+        self.references > 0 || self.mappings > 0
+    }
+}
+
 /// Reserved address ranges and physical memory of an instance. They belong to no context.
 pub(super) struct VirtualMemory {
     /// Bytes as asked for, by start.
@@ -78,39 +87,36 @@ impl VirtualMemory {
         Self { ranges: BTreeMap::new(), physical: HashMap::new(), places: AddressSpace::new(PLACES) }
     }
 
-    /// Memory whose handle can be used.
+    /// Memory whose handle was not released.
     fn usable(&self, handle: u64) -> Result<&Physical, CUresult> {
         self.physical.get(&handle).filter(|physical| physical.references > 0).ok_or(CUDA_ERROR_INVALID_VALUE)
     }
 
-    /// Whether a range lies in one reserved range.
-    fn is_reserved(&self, address: u64, bytes: u64) -> bool {
-        self.ranges.range(..=address).next_back().is_some_and(|(&start, &len)| {
-            let inside = address - start;
-            inside < len && bytes <= len - inside
-        })
+    /// Start and bytes of the reserved range that holds an address.
+    fn range_of(&self, address: u64) -> Result<(u64, u64), CUresult> {
+        let range = self.ranges.range(..=address).next_back().map(|(&start, &bytes)| (start, bytes));
+        range.filter(|&(start, bytes)| address - start < bytes).ok_or(CUDA_ERROR_INVALID_VALUE)
     }
 }
 
 impl Memory {
-    /// What sizes and addresses are multiples of, in bytes.
-    pub(crate) fn granularity(&self, device: usize) -> u64 {
-        self.profiles[device].packing.page_bytes()
+    /// What sizes and addresses are multiples of, in bytes: the page of the first device for all.
+    pub(crate) fn granularity(&self) -> u64 {
+        self.profiles.first().map_or(HOST_PAGE as u64, |profile| profile.packing.page_bytes())
     }
 
-    /// `cuMemAddressReserve`. Sizes are multiples of the host's page.
+    /// `cuMemAddressReserve`. Sizes are multiples of the granularity.
     pub(crate) fn reserve_addresses(&mut self, bytes: u64, alignment: u64) -> Result<u64, CUresult> {
-        let page = self.profiles.first().map_or(HOST_PAGE as u64, |profile| profile.packing.page_bytes());
-        if bytes == 0 || !bytes.is_multiple_of(HOST_PAGE as u64) {
+        let granularity = self.granularity();
+        if bytes == 0 || !bytes.is_multiple_of(granularity) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         if alignment != 0 && !alignment.is_power_of_two() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let whole = bytes.checked_next_multiple_of(page).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let start = match alignment {
-            wide if wide > page => self.space.alloc_aligned(whole, wide),
-            _ => self.space.alloc(whole),
+            wide if wide > granularity => self.space.alloc_aligned(bytes, wide),
+            _ => self.space.alloc(bytes),
         };
         let start = start.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         self.virtual_memory.ranges.insert(start, bytes);
@@ -123,8 +129,7 @@ impl Memory {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         self.virtual_memory.ranges.remove(&start);
-        let page = self.profiles.first().map_or(HOST_PAGE as u64, |profile| profile.packing.page_bytes());
-        self.space.free(start, bytes.next_multiple_of(page));
+        self.space.free(start, bytes);
         Ok(())
     }
 
@@ -136,7 +141,7 @@ impl Memory {
         bytes: u64,
         handle_types: u32,
     ) -> Result<(), CUresult> {
-        if bytes == 0 || !bytes.is_multiple_of(self.granularity(device)) {
+        if bytes == 0 || !bytes.is_multiple_of(self.granularity()) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         self.need(device, bytes)?;
@@ -157,40 +162,59 @@ impl Memory {
         Ok(())
     }
 
-    /// `cuMemMap`, of memory from its start: 1 unless the range lies in one reserved range where nothing is mapped.
-    pub(crate) fn map(&mut self, address: u64, bytes: u64, handle: u64) -> Result<(), CUresult> {
-        let physical = self.virtual_memory.usable(handle)?;
+    /// `cuMemMap`: 801 for a part of the memory. 1 unless the first address is reserved and nothing is mapped in the range.
+    /// Measured: the last address need not be reserved. Answers how many bytes lie behind the reserved range, where no one
+    /// else may have an address.
+    pub(crate) fn map(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        offset: u64,
+        handle: u64,
+    ) -> Result<u64, CUresult> {
+        // A handle that was released works while its memory is mapped.
+        let physical = self.virtual_memory.physical.get(&handle).filter(|physical| physical.is_used());
+        let physical = physical.ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let (device, place) = (physical.device, physical.place);
-        let granularity = self.granularity(device);
-        let fits = bytes > 0
-            && bytes <= physical.bytes
-            && bytes.is_multiple_of(granularity)
-            && address.is_multiple_of(granularity)
-            && self.virtual_memory.is_reserved(address, bytes)
-            && !self.is_anything_mapped(address, bytes);
-        if !fits {
+        if bytes == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if offset != 0 || bytes != physical.bytes {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let (start, reserved) = self.virtual_memory.range_of(address)?;
+        if !address.is_multiple_of(self.granularity()) || self.is_anything_mapped(address, bytes) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let bytes_outside = (address + bytes).saturating_sub(start + reserved);
+        if bytes_outside > 0 && !self.space.alloc_behind(start + reserved, bytes_outside) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let access = vec![CU_MEM_ACCESS_FLAGS_PROT_NONE; self.profiles.len()];
-        let kind = AllocationKind::Mapped(Mapping { handle, place, access });
+        let kind = AllocationKind::Mapped(Mapping { handle, place, access, bytes_outside });
         self.insert(address, device, bytes, kind, None);
         if let Some(physical) = self.virtual_memory.physical.get_mut(&handle) {
             physical.mappings += 1;
         }
-        Ok(())
+        Ok(bytes_outside)
     }
 
-    /// `cuMemUnmap`: 1 unless the range is made of whole mappings without gaps. Does not wait for work.
+    /// `cuMemUnmap` of all mappings in a range, which may have gaps; 1 where the range would cut a mapping. Does not wait for
+    /// work.
     pub(crate) fn unmap_range(&mut self, address: u64, bytes: u64) -> Result<(), CUresult> {
-        for base in self.whole_mappings(address, bytes)? {
-            if let Some(Allocation { kind: AllocationKind::Mapped(mapping), .. }) =
+        for base in self.mappings_within(address, bytes)? {
+            let Some(Allocation { kind: AllocationKind::Mapped(mapping), bytes, .. }) =
                 self.allocations.remove(&base)
-            {
-                if let Some(physical) = self.virtual_memory.physical.get_mut(&mapping.handle) {
-                    physical.mappings -= 1;
-                }
-                self.drop_unused(mapping.handle);
+            else {
+                continue;
+            };
+            if mapping.bytes_outside > 0 {
+                self.space.free(base + bytes - mapping.bytes_outside, mapping.bytes_outside);
             }
+            if let Some(physical) = self.virtual_memory.physical.get_mut(&mapping.handle) {
+                physical.mappings -= 1;
+            }
+            self.drop_unused(mapping.handle);
         }
         Ok(())
     }
@@ -241,6 +265,11 @@ impl Memory {
             .map(|(&handle, physical)| (handle, physical.device, physical.bytes))
     }
 
+    /// Start and bytes of the reserved range in which a mapping begins.
+    pub(crate) fn reserved_around(&self, mapping: u64) -> Result<(u64, u64), CUresult> {
+        self.virtual_memory.range_of(mapping)
+    }
+
     /// Starts of the reserved address ranges.
     pub(crate) fn address_ranges(&self) -> impl Iterator<Item = u64> {
         self.virtual_memory.ranges.keys().copied()
@@ -260,6 +289,29 @@ impl Memory {
         last.is_some_and(|(&base, allocation)| base + allocation.bytes > start)
     }
 
+    /// Bases of the mappings in a range of one reserved range, none of which it cuts.
+    fn mappings_within(&self, address: u64, bytes: u64) -> Result<Vec<u64>, CUresult> {
+        let end = address.checked_add(bytes).filter(|_| bytes > 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let (start, reserved) = self.virtual_memory.range_of(address)?;
+        let granularity = self.granularity();
+        let cuts_the_first = self.find(address).is_some_and(|(base, _)| base < address);
+        if cuts_the_first || !address.is_multiple_of(granularity) || !bytes.is_multiple_of(granularity) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // The last mapping may reach past the reserved range.
+        let mut reach = start + reserved;
+        let mut bases = Vec::new();
+        for (&base, allocation) in self.allocations.range(address..end) {
+            let last = base + allocation.bytes;
+            if base >= start + reserved || last > end {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+            reach = reach.max(last);
+            bases.push(base);
+        }
+        if end <= reach { Ok(bases) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+    }
+
     /// Bases of the mappings that a range is made of.
     fn whole_mappings(&self, address: u64, bytes: u64) -> Result<Vec<u64>, CUresult> {
         let end = address.checked_add(bytes).filter(|_| bytes > 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
@@ -276,8 +328,7 @@ impl Memory {
 
     /// Returns memory to its device that has neither a reference nor a mapping.
     fn drop_unused(&mut self, handle: u64) {
-        let unused = |physical: &Physical| physical.references == 0 && physical.mappings == 0;
-        if !self.virtual_memory.physical.get(&handle).is_some_and(unused) {
+        if self.virtual_memory.physical.get(&handle).is_none_or(Physical::is_used) {
             return;
         }
         if let Some(physical) = self.virtual_memory.physical.remove(&handle) {

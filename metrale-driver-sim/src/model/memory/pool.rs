@@ -4,11 +4,13 @@
 //! A free counts for the attributes at the call. Later allocations of the same stream use its space at once, others when the
 //! rule lets them; the device has the memory back when the stream is synchronized.
 
-use metrale_driver_sys::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUresult};
+use metrale_driver_sys::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUresult,
+};
 use metrale_ledger::placement::pool::PoolEvent;
 
 use super::pools::MemoryPool;
-use super::{Allocation, AllocationKind, Chunks, Memory, PendingFree};
+use super::{Allocation, AllocationKind, Memory, PendingFree};
 
 impl Memory {
     /// `cuMemPoolCreate`; `max_bytes` is 0 for no limit.
@@ -73,7 +75,8 @@ impl Memory {
         Ok(address)
     }
 
-    /// The serial of what `cuMemFreeAsync` may free: 1 for what is not the base of a pool's or a `cuMemAlloc` allocation.
+    /// The serial of what `cuMemFreeAsync` may free: 801 for managed memory, 1 for what is not the base of a pool's or a
+    /// `cuMemAlloc` allocation.
     pub(crate) fn freeable(&self, address: u64) -> Result<u64, CUresult> {
         match self.allocations.get(&address) {
             Some(
@@ -81,49 +84,55 @@ impl Memory {
                     kind: AllocationKind::Device(_) | AllocationKind::Pool { .. }, ..
                 },
             ) => Ok(allocation.serial),
+            Some(Allocation { kind: AllocationKind::Managed { .. }, .. }) => Err(CUDA_ERROR_NOT_SUPPORTED),
             _ => Err(CUDA_ERROR_INVALID_VALUE),
         }
     }
 
     /// `cuMemFreeAsync`, at the call. `unfinished` says whether the stream has work before the free. Once it reaches the free,
-    /// [`finish_free`](Self::finish_free) is called.
+    /// [`finish_free`](Self::finish_free) is called. Measured: memory of `cuMemAlloc` can be freed again until then, by either
+    /// call.
     pub(crate) fn begin_free(&mut self, address: u64, stream: u64, unfinished: bool) {
-        let Some(allocation) = self.allocations.remove(&address) else { return };
-        let mut work = None;
-        if let AllocationKind::Pool { pool: handle, id } = allocation.kind {
-            work = self
-                .on_pool(handle, |pool| {
-                    let work = unfinished.then(|| pool.placement.begin_work(stream));
-                    let freed = pool.placement.free(stream, id);
-                    debug_assert!(freed.is_ok());
-                    pool.pending_frees += 1;
-                    work
-                })
-                .flatten();
-        }
+        let Some(allocation) = self.allocations.get_mut(&address) else { return };
         let (bytes, device, serial) = (allocation.bytes, allocation.device, allocation.serial);
-        let free = PendingFree { bytes, device, kind: allocation.kind, work };
+        let AllocationKind::Pool { pool: handle, id } = allocation.kind else {
+            allocation.free_submitted = true;
+            return;
+        };
+        self.allocations.remove(&address);
+        let work = self.on_pool(handle, |pool| {
+            let work = unfinished.then(|| pool.placement.begin_work(stream));
+            let freed = pool.placement.free(stream, id);
+            debug_assert!(freed.is_ok());
+            pool.pending_frees += 1;
+            work
+        });
+        let free = PendingFree { bytes, device, pool: handle, work: work.flatten() };
         self.pending_frees.insert((address, serial), free);
+    }
+
+    /// Whether a stream is about to free the allocation at a base.
+    pub(crate) fn is_free_submitted(&self, address: u64) -> bool {
+        self.allocations.get(&address).is_some_and(|allocation| allocation.free_submitted)
     }
 
     /// The stream has reached a free.
     pub(crate) fn finish_free(&mut self, address: u64, serial: u64) {
-        let Some(free) = self.pending_frees.remove(&(address, serial)) else { return };
-        match free.kind {
-            AllocationKind::Pool { pool: handle, .. } => {
-                if let Some(pool) = self.pools.pools.get_mut(&handle) {
-                    pool.pending_frees -= 1;
-                    if let Some(work) = free.work {
-                        pool.placement.finish_work(work);
-                    }
+        if let Some(free) = self.pending_frees.remove(&(address, serial)) {
+            if let Some(pool) = self.pools.pools.get_mut(&free.pool) {
+                pool.pending_frees -= 1;
+                if let Some(work) = free.work {
+                    pool.placement.finish_work(work);
                 }
-                self.forget_freed(address, free.bytes);
-                self.drop_unused_pool(handle);
             }
-            AllocationKind::Device(id) => self.unplace(free.device, Chunks::Allocations, id),
-            _ => {}
+            self.forget_freed(address, free.bytes);
+            self.remember_freed(address, free.bytes);
+            self.drop_unused_pool(free.pool);
+        } else if self.allocations.get(&address).is_some_and(|allocation| allocation.serial == serial) {
+            // It is there, and a kind that can be freed, or the free would not have been submitted.
+            let freed = self.free(address);
+            debug_assert!(freed.is_ok());
         }
-        self.remember_freed(address, free.bytes);
     }
 
     /// `cuMemFree` of a pool's allocation, once all work is done.

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use metrale_driver_sys::{
-    CU_MEM_ACCESS_FLAGS_PROT_NONE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CUDA_ERROR_INVALID_VALUE,
-    CUmemAccess_flags, CUmemPool_attribute, CUresult, pool_attribute,
+    CU_MEM_ACCESS_FLAGS_PROT_NONE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CUDA_ERROR_INVALID_DEVICE,
+    CUDA_ERROR_INVALID_VALUE, CUmemAccess_flags, CUmemPool_attribute, CUresult, pool_attribute,
 };
 use metrale_ledger::placement::pool::{Pool, PoolEvent, PoolReuse, PoolRule};
 
@@ -80,13 +80,9 @@ impl Pools {
         self.current[device]
     }
 
-    /// `cuDeviceSetMemPool`: 1 for a pool of another device.
-    pub(crate) fn set_current(&mut self, device: usize, handle: u64) -> Result<(), CUresult> {
-        if self.usable(handle)?.device != device {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
+    /// A pool that was destroyed may be made current; what is then allocated from it is refused.
+    pub(crate) fn set_current(&mut self, device: usize, handle: u64) {
         self.current[device] = handle;
-        Ok(())
     }
 
     /// A pool that was not destroyed.
@@ -161,7 +157,7 @@ impl Pools {
         Ok(self.usable(handle)?.access[device])
     }
 
-    /// `cuMemPoolSetAccess`: 1 where the pool's own device would lose access.
+    /// `cuMemPoolSetAccess`: 101 where the pool's own device would lose access.
     pub(crate) fn set_access(
         &mut self,
         handle: u64,
@@ -170,7 +166,7 @@ impl Pools {
         let pool = self.usable_mut(handle)?;
         let loses = |&(device, flags)| device == pool.device && flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         if wanted.iter().any(loses) {
-            return Err(CUDA_ERROR_INVALID_VALUE);
+            return Err(CUDA_ERROR_INVALID_DEVICE);
         }
         for &(device, flags) in wanted {
             pool.access[device] = flags;
