@@ -25,7 +25,7 @@ use crate::graph::GraphClient;
 use crate::handles::{Handles, Kind, is_the_drivers};
 use crate::launch::Kernels;
 use crate::ledger_writer::LedgerWriter;
-use crate::memory::{Cost, Costs, MemInfo, MemInfoError, PinnedTable, Polling, memory_info_of};
+use crate::memory::{Cost, Costs, MemInfo, MemInfoError, PinnedTable, Polling, memory_info_of, small_most};
 use crate::op_cache::OpCache;
 use crate::parts::HAS_REDZONE;
 use crate::redzone::{MAX_BAND_BYTES, Zones};
@@ -60,6 +60,7 @@ pub struct MetraleCudaBackend {
     latch: Arc<FaultLatch>,
     config: BackendConfig,
     reads_pageable_memory: bool,
+    small_most: usize,
 }
 
 /// Makes a [`MetraleCudaBackend`]; from [`MetraleCudaBackend::builder`].
@@ -161,6 +162,7 @@ impl BackendBuilder {
         }
         note_modules(&registry);
         let reads_pageable_memory = reads_pageable_memory(&host);
+        let small_most = small_most(&config, host.facts().total_bytes);
         let backend = MetraleCudaBackend {
             graph_client: GraphClient::new(&host),
             ledger_writer: LedgerWriter::new(config.recent_events),
@@ -179,6 +181,7 @@ impl BackendBuilder {
             latch,
             config,
             reads_pageable_memory,
+            small_most,
         };
         // Not `memory_info`, which refuses where this thread captures on another backend's behalf.
         let memory = backend.ask_memory_info().doing(|| "asking for the free memory".to_owned())?;
@@ -435,6 +438,11 @@ impl MetraleCudaBackend {
 
     pub(crate) const fn reads_pageable_memory(&self) -> bool {
         self.reads_pageable_memory
+    }
+
+    /// The most bytes of an allocation that takes the short path; 0 where none does.
+    pub(crate) const fn small_most(&self) -> usize {
+        self.small_most
     }
 
     /// Refuses to go on where another context, or none, is current: the driver would work on the wrong device, or answer

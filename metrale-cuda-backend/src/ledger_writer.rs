@@ -3,7 +3,9 @@
 
 use std::panic::Location;
 
-use metrale_ledger::{AllocKind, AllocRecord, ForgetError, Ledger, RecordMisuse, SubRangeError, Whois};
+use metrale_ledger::{
+    AllocKind, AllocRecord, ForgetError, Ledger, RecordMisuse, Recorded, SubRangeError, Whois,
+};
 
 use crate::parts::KEEPS_LEDGER;
 
@@ -37,8 +39,29 @@ impl LedgerWriter {
         if !KEEPS_LEDGER {
             return Ok(());
         }
-        self.ledger.record_as(addr, bytes, site, kind).into_result().map(drop).inspect_err(|_| {
-            // The caller gives the memory back; the misuse stays counted.
+        self.accept(self.ledger.record_as(addr, bytes, site, kind), addr, kind)
+    }
+
+    /// Records device memory that the driver has just allocated in a page that the ledger holds already, and so by the context
+    /// whose ledger it is. False, and nothing recorded, where the page is not held.
+    pub(crate) fn record_beside(
+        &self,
+        addr: u64,
+        bytes: usize,
+        site: &'static Location<'static>,
+    ) -> Result<bool, Box<RecordMisuse>> {
+        if !KEEPS_LEDGER {
+            return Ok(false);
+        }
+        match self.ledger.record_beside(addr, bytes, site) {
+            Some(recorded) => self.accept(recorded, addr, AllocKind::Device).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Takes a record off again that is misuse: the caller frees the memory, and the misuse stays counted.
+    fn accept(&self, recorded: Recorded, addr: u64, kind: AllocKind) -> Result<(), Box<RecordMisuse>> {
+        recorded.into_result().map(drop).inspect_err(|_| {
             let _ = self.forget(addr, kind);
         })
     }

@@ -2,9 +2,9 @@
 //! The live allocations of one address space: exact base, owner of an address, overlaps, page counts.
 //!
 //! ```text
-//!   pages     page number -> slots of the aligned allocations that begin there; how many allocations touch the page
-//!   aligned   slot -> allocation that begins at a multiple of 512 bytes and lies in one page, as nearly all do
+//!   aligned   base -> allocation that begins at a multiple of 512 bytes and lies in one page, as nearly all do
 //!   others    base -> allocation that crosses pages, or begins elsewhere, or has no bytes; in order of address
+//!   pages     page number -> where aligned allocations begin, as bits; how many allocations touch the page
 //! ```
 //!
 //! As long as nothing overlaps, the nearest base at or below an address is its owner, or it has none; and the pages between
@@ -12,10 +12,10 @@
 //! records are kept. A search then goes on to lower bases for as long as one could reach so far, and
 //! [`AddressSpace::distinct_pages`] counts anew.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
 use rustc_hash::FxBuildHasher;
-use slab::Slab;
 
 use crate::SMALL_ALLOC_CHUNK;
 use crate::allocation::{Allocation, Extent};
@@ -28,9 +28,9 @@ const IDLE_PAGES: usize = 4096;
 /// One address space.
 #[derive(Default)]
 pub(crate) struct AddressSpace {
-    pages: HashMap<u64, Page, FxBuildHasher>,
-    aligned: Slab<Allocation>,
+    aligned: HashMap<u64, Allocation, FxBuildHasher>,
     others: BTreeMap<u64, Allocation>,
+    pages: HashMap<u64, Page, FxBuildHasher>,
     counts: PageCounts,
     /// Pages that nothing touches.
     idle: usize,
@@ -74,20 +74,12 @@ fn page_mut<'a>(
 impl AddressSpace {
     /// The allocation whose base is `addr`.
     pub(crate) fn get(&self, addr: u64) -> Option<&Allocation> {
-        self.slot(addr).map(|slot| &self.aligned[slot]).or_else(|| self.others.get(&addr))
+        self.aligned.get(&addr).or_else(|| self.others.get(&addr))
     }
 
     /// That allocation, to be changed in anything but its place, size and kind.
     pub(crate) fn get_mut(&mut self, addr: u64) -> Option<&mut Allocation> {
-        match self.slot(addr) {
-            Some(slot) => self.aligned.get_mut(slot),
-            None => self.others.get_mut(&addr),
-        }
-    }
-
-    fn slot(&self, addr: u64) -> Option<usize> {
-        let page = self.pages.get(&page_of(addr)).filter(|_| addr.is_multiple_of(Page::GRAIN))?;
-        page.slot(addr).map(|slot| slot as usize)
+        self.aligned.get_mut(&addr).or_else(|| self.others.get_mut(&addr))
     }
 
     /// The allocation whose bytes hold `addr`: of several the one with the highest base. An empty one holds its base only
@@ -98,7 +90,7 @@ impl AddressSpace {
 
     /// All allocations, in no order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Allocation> {
-        self.aligned.iter().map(|(_, live)| live).chain(self.others.values())
+        self.aligned.values().chain(self.others.values())
     }
 
     /// Whether live allocations overlap, or did when one of them was inserted.
@@ -118,21 +110,20 @@ impl AddressSpace {
         if (with.is_some() || extent.is_none() || self.empty > 0) && self.get(new.addr).is_some() {
             return Err(BaseIsLive);
         }
-        let new = Allocation { overlaps: with.is_some(), ..*new };
-        self.overlapping += usize::from(new.overlaps);
         self.empty += usize::from(extent.is_none());
-        let touch = Touch::of(&new);
+        let touch = Touch::of(new);
         if extent.is_some_and(is_aligned) {
-            let slot = self.aligned.insert(new) as u32;
+            self.aligned.insert(new.addr, *new);
             let page = page_mut(&mut self.pages, &mut self.idle, page_of(new.addr));
-            page.set(new.addr, slot);
+            page.set_begin(new.addr);
             page.add(touch, &mut self.counts);
+            self.mark_overlap(new.addr, with);
             return Ok(with);
         }
         if self.others.is_empty() {
             self.longest = 0;
         }
-        self.others.insert(new.addr, new);
+        self.others.insert(new.addr, *new);
         if let Some(extent) = extent {
             self.longest = self.longest.max(extent.last - extent.first);
             for number in extent.end_pages().filter(|_| !touch.is_none()) {
@@ -140,7 +131,18 @@ impl AddressSpace {
             }
             self.counts.change(extent.pages_between(), touch, u64::wrapping_add);
         }
+        self.mark_overlap(new.addr, with);
         Ok(with)
+    }
+
+    /// Marks the allocation with this base if it overlaps another.
+    fn mark_overlap(&mut self, addr: u64, with: Option<u64>) {
+        if with.is_some()
+            && let Some(new) = self.get_mut(addr)
+        {
+            new.overlaps = true;
+            self.overlapping += 1;
+        }
     }
 
     /// Removes the allocation whose base is `addr`, if it may go.
@@ -150,15 +152,13 @@ impl AddressSpace {
         addr: u64,
         may_go: impl FnOnce(&Allocation) -> bool,
     ) -> Option<Allocation> {
-        let page = self.pages.get_mut(&page_of(addr)).filter(|_| addr.is_multiple_of(Page::GRAIN));
-        let gone = if let Some(page) = page
-            && let Some(slot) = page.slot(addr)
-        {
-            if !may_go(&self.aligned[slot as usize]) {
+        let gone = if let Entry::Occupied(entry) = self.aligned.entry(addr) {
+            if !may_go(entry.get()) {
                 return None;
             }
-            let gone = self.aligned.remove(slot as usize);
-            page.clear(addr);
+            let gone = entry.remove();
+            let page = page_mut(&mut self.pages, &mut self.idle, page_of(addr));
+            page.clear_begin(addr);
             page.subtract(Touch::of(&gone), &mut self.counts);
             self.idle += usize::from(page.is_idle());
             gone
@@ -188,6 +188,12 @@ impl AddressSpace {
         }
         self.counts.change(extent.pages_between(), touch, u64::wrapping_sub);
         Some(gone)
+    }
+
+    /// Whether a device allocation or padding begins or ends in each page of the ends of these bytes.
+    pub(crate) fn is_held(&self, addr: u64, bytes: usize) -> bool {
+        let is_device = |number: u64| self.pages.get(&number).is_some_and(Page::is_device);
+        Extent::new(addr, bytes).is_some_and(|extent| extent.end_pages().all(is_device))
     }
 
     /// The counts as they are kept, right as long as nothing overlaps.
@@ -243,12 +249,12 @@ impl AddressSpace {
 
     /// Such a one among those that begin in this page, in which `extent` lies.
     fn overlap_in_page(&self, page: &Page, extent: Extent) -> Option<&Allocation> {
-        let mut nearest = &self.aligned[page.slot_below(extent.last)? as usize];
+        let mut nearest = self.aligned.get(&page.begin_below(extent.last)?)?;
         // As long as nothing overlaps, only the nearest can share bytes.
         while self.has_overlaps() && !nearest.shares(extent) {
             let below =
                 nearest.addr.checked_sub(1).filter(|below| page_of(*below) == page_of(extent.last))?;
-            nearest = &self.aligned[page.slot_below(below)? as usize];
+            nearest = self.aligned.get(&page.begin_below(below)?)?;
         }
         Some(nearest).filter(|nearest| nearest.shares(extent))
     }

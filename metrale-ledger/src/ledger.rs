@@ -210,6 +210,24 @@ impl Ledger {
         self.shared.change(|state| state.record(addr, bytes, site, kind, scope))
     }
 
+    /// [`record`](Self::record), but only where live device memory of this ledger already touches each 2 MiB page of the
+    /// allocation's ends; none, and nothing changed, where it does not.
+    ///
+    /// A driver's page belongs to one context. So an answer also says that the context that gave this address is the one
+    /// that gave the others, without asking the driver which is current.
+    pub fn record_beside(
+        &self,
+        addr: u64,
+        bytes: usize,
+        site: &'static Location<'static>,
+    ) -> Option<Recorded> {
+        let scope = scope::current(&self.shared);
+        self.shared.change(|state| {
+            let is_held = state.device.is_held(addr, bytes);
+            is_held.then(|| state.record(addr, bytes, site, AllocKind::Device, scope))
+        })
+    }
+
     /// Takes a device or managed allocation off the ledger. Call it *before* the driver's free: the driver may hand the
     /// address to another thread at once. None where `addr` is no base of one; [`try_forget`](Self::try_forget) says why.
     #[track_caller]

@@ -49,15 +49,8 @@ impl PageCounts {
     }
 }
 
-/// Grains of a page, and groups of 64 of them.
-const GRAINS: usize = (SMALL_ALLOC_CHUNK / Page::GRAIN) as usize;
-const GROUPS: usize = GRAINS / 64;
-
-/// 64 grains: in which an aligned allocation begins, and its slot.
-struct Group {
-    begins: u64,
-    slots: [u32; 64],
-}
+/// Words of 64 bits, one bit for each grain of a page.
+const WORDS: usize = (SMALL_ALLOC_CHUNK / Page::GRAIN / 64) as usize;
 
 /// One page.
 #[derive(Default)]
@@ -66,64 +59,54 @@ pub(crate) struct Page {
     device: u32,
     arena: u32,
     small: u32,
-    /// Bit g: an allocation begins in group g.
-    begins: u64,
-    /// Made with the first allocation that begins in each.
-    groups: Option<Box<[Option<Box<Group>>; GROUPS]>>,
+    /// Bit w: word w of `begins` is not 0.
+    words: u64,
+    /// In which grains an aligned allocation begins. Made with the first.
+    begins: Option<Box<[u64; WORDS]>>,
 }
 
 impl Page {
     /// Drivers place memory at multiples of this many bytes.
     pub(crate) const GRAIN: u64 = 512;
 
-    /// The group of an address in its page, and the grain in that.
-    fn place(addr: u64) -> (usize, usize) {
-        let grain = (addr % SMALL_ALLOC_CHUNK / Self::GRAIN) as usize;
-        (grain / 64, grain % 64)
-    }
-
-    fn group(&self, number: usize) -> Option<&Group> {
-        self.groups.as_ref()?[number].as_deref()
-    }
-
-    /// The slot of the aligned allocation with this base.
-    pub(crate) fn slot(&self, addr: u64) -> Option<u32> {
-        let (number, grain) = Self::place(addr);
-        let group = self.group(number).filter(|group| group.begins >> grain & 1 == 1)?;
-        Some(group.slots[grain])
+    /// The word of an address in its page, and the bit in that.
+    fn place(addr: u64) -> (usize, u32) {
+        let grain = addr % SMALL_ALLOC_CHUNK / Self::GRAIN;
+        ((grain / 64) as usize, (grain % 64) as u32)
     }
 
     /// Takes note that an aligned allocation begins here.
-    pub(crate) fn set(&mut self, addr: u64, slot: u32) {
-        let (number, grain) = Self::place(addr);
-        let groups = self.groups.get_or_insert_with(|| Box::new([const { None }; GROUPS]));
-        let group = groups[number].get_or_insert_with(|| Box::new(Group { begins: 0, slots: [0; 64] }));
-        group.begins |= 1 << grain;
-        group.slots[grain] = slot;
-        self.begins |= 1 << number;
+    pub(crate) fn set_begin(&mut self, addr: u64) {
+        let (word, bit) = Self::place(addr);
+        self.begins.get_or_insert_with(|| Box::new([0; WORDS]))[word] |= 1 << bit;
+        self.words |= 1 << word;
     }
 
     /// Takes note that it does no longer.
-    pub(crate) fn clear(&mut self, addr: u64) {
-        let (number, grain) = Self::place(addr);
-        if let Some(group) = self.groups.as_mut().and_then(|groups| groups[number].as_mut()) {
-            group.begins &= !(1 << grain);
-            self.begins &= !(u64::from(group.begins == 0) << number);
+    pub(crate) fn clear_begin(&mut self, addr: u64) {
+        let (word, bit) = Self::place(addr);
+        if let Some(begins) = &mut self.begins {
+            begins[word] &= !(1 << bit);
+            self.words &= !(u64::from(begins[word] == 0) << word);
         }
     }
 
-    /// The slot of the aligned allocation with the highest base at or below `addr`, which lies in this page.
-    pub(crate) fn slot_below(&self, addr: u64) -> Option<u32> {
-        let (number, grain) = Self::place(addr);
-        if let Some(group) = self.group(number) {
-            let begins = group.begins & (u64::MAX >> (63 - grain));
-            if begins != 0 {
-                return Some(group.slots[begins.ilog2() as usize]);
-            }
+    /// The highest base of an aligned allocation at or below `addr`, which lies in this page.
+    pub(crate) fn begin_below(&self, addr: u64) -> Option<u64> {
+        let begins = self.begins.as_ref()?;
+        let (mut word, bit) = Self::place(addr);
+        let mut bits = begins[word] & (u64::MAX >> (63 - bit));
+        if bits == 0 {
+            word = (self.words & ((1 << word) - 1)).checked_ilog2()? as usize;
+            bits = begins[word];
         }
-        let below = (self.begins & ((1 << number) - 1)).checked_ilog2()?;
-        let group = self.group(below as usize)?;
-        Some(group.slots[group.begins.ilog2() as usize])
+        let grain = word as u64 * 64 + u64::from(bits.ilog2());
+        Some(addr - addr % SMALL_ALLOC_CHUNK + grain * Self::GRAIN)
+    }
+
+    /// Whether a device allocation or padding touches it.
+    pub(crate) fn is_device(&self) -> bool {
+        self.device > 0
     }
 
     /// Counts an allocation that touches this page.
@@ -167,6 +150,6 @@ impl Page {
 
     /// Whether nothing begins in the page or touches it.
     pub(crate) fn is_idle(&self) -> bool {
-        self.begins == 0 && (self.device | self.arena | self.small) == 0
+        self.words == 0 && (self.device | self.arena | self.small) == 0
     }
 }

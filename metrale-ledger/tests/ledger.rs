@@ -23,6 +23,33 @@ fn panic_text(f: impl FnOnce()) -> String {
     panic.downcast_ref::<String>().expect("a formatted message").clone()
 }
 
+/// The pages of both ends must be held; what is wrong with the record is answered as by `record`.
+#[test]
+fn beside_is_where_device_memory_holds_the_page() {
+    let ledger = Ledger::new();
+    let beside = |addr, bytes| ledger.record_beside(addr, bytes, here());
+    assert!(beside(BASE, 1000).is_none(), "nothing holds the page");
+    for (at, kind) in [(BASE, AllocKind::Managed), (BASE + 512, AllocKind::Arena)] {
+        ledger.record_as(at, 512, here(), kind);
+        assert!(beside(BASE + 1024, 1000).is_none(), "{kind} says nothing of the page's context");
+    }
+    ledger.record(BASE + PAGE + 512, 4 * MIB, here());
+    assert!(beside(BASE + 5 * PAGE - 512, 1024).is_none(), "the second page is not held");
+    let scope = ledger.scope("layer");
+    let before = ledger.mark();
+    // The tail of the large one holds its page.
+    assert!(beside(BASE + 3 * PAGE + 512, 1000).unwrap().misuse.is_none());
+    drop(scope);
+    assert_eq!(ledger.forget(BASE + 3 * PAGE + 512).unwrap().scope.as_deref(), Some("layer"));
+    assert!(beside(BASE + 3 * PAGE + 512, 0).is_none(), "no bytes lie in no page");
+    ledger.assert_unchanged_since(&before);
+    assert_eq!(ledger.snapshot().totals.misuse, Default::default());
+    assert!(matches!(
+        beside(BASE + 3 * PAGE + 256, 512).unwrap().misuse.as_deref(),
+        Some(RecordMisuse::Overlap { .. })
+    ));
+}
+
 #[test]
 fn slack_is_never_less_than_nothing_whatever_comes_beside_what_passes_the_end_of_all() {
     let end = u64::MAX - 99;

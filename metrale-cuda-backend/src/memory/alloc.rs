@@ -7,12 +7,13 @@
 //! free:   ledger forgets (or says what is wrong) -> bands checked -> driver frees
 //!                                                 `- refused: bound? the record is restored, marked
 //! ```
+//! Most small allocations take the short path of [`small`](super::small).
 
 use std::panic::Location;
 
 use anyhow::{Error, Result};
 use metrale_driver_sys::{CU_MEM_ATTACH_GLOBAL, CUDA_ERROR_OUT_OF_MEMORY, DriverError, is_sticky};
-use metrale_ledger::{AllocKind, ByteSize, ForgetError};
+use metrale_ledger::{AllocKind, ByteSize, ForgetError, RecordMisuse};
 use metrale_registry::is_teardown_noop;
 
 use crate::backend::MetraleCudaBackend;
@@ -48,18 +49,6 @@ pub struct FreeError {
 }
 
 impl MetraleCudaBackend {
-    /// See [`GpuBackend::alloc`](crate::GpuBackend::alloc).
-    #[track_caller]
-    pub fn alloc(&self, bytes: usize) -> Result<DevicePtr> {
-        self.alloc_kind(bytes, AllocKind::Device, Location::caller())
-    }
-
-    /// See [`GpuBackend::free`](crate::GpuBackend::free).
-    #[track_caller]
-    pub fn free(&self, ptr: DevicePtr) -> Result<()> {
-        self.free_kind(ptr, AllocKind::Device, "free")
-    }
-
     /// See [`GpuBackend::alloc_managed`](crate::GpuBackend::alloc_managed).
     #[track_caller]
     pub fn alloc_managed(&self, bytes: usize) -> Result<DevicePtr> {
@@ -114,10 +103,20 @@ impl MetraleCudaBackend {
         kind: AllocKind,
         site: &'static Location<'static>,
     ) -> Result<(), LedgerConflict> {
-        self.ledger_writer().record(addr, bytes, kind, site).map_err(|misuse| {
-            let not_freed = self.driver_free(base).err();
-            LedgerConflict { addr, bytes, reason: misuse.to_string(), not_freed }
-        })
+        let recorded = self.ledger_writer().record(addr, bytes, kind, site);
+        recorded.map_err(|misuse| self.refused_record(base, addr, bytes, &misuse))
+    }
+
+    /// The error for memory whose record is misuse; it is freed.
+    pub(crate) fn refused_record(
+        &self,
+        base: u64,
+        addr: u64,
+        bytes: usize,
+        misuse: &RecordMisuse,
+    ) -> LedgerConflict {
+        let not_freed = self.driver_free(base).err();
+        LedgerConflict { addr, bytes, reason: misuse.to_string(), not_freed }
     }
 
     /// The driver's allocation, alone. Where the driver has no more, freed memory in quarantine is released first.

@@ -17,6 +17,7 @@ mod packed_arena;
 mod peer;
 mod pinned;
 mod pinned_table;
+mod small;
 mod upload;
 
 // Decisions that need no driver.
@@ -57,3 +58,4 @@ pub use watchdog::{
 pub(crate) use cost::{Cost, Costs};
 pub(crate) use free::{Polling, memory_info_of};
 pub(crate) use pinned_table::PinnedTable;
+pub(crate) use small::small_most;

@@ -28,6 +28,7 @@ mod table;
 mod zones;
 
 pub use creation::allocations_made;
+pub(crate) use creation::count_alloc;
 pub use knobs::{
     REDZONE, REDZONE_FILL, REDZONE_MIN_IDX, REDZONE_TRACE_IDX, RedzoneConfig, ScanBy, parse_band_bytes,
     parse_fill, parse_index,
