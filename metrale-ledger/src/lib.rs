@@ -66,7 +66,6 @@
 
 mod allocation;
 mod check;
-mod chunk_slack;
 mod diff;
 mod event;
 mod groups;
@@ -92,11 +91,11 @@ mod totals;
 pub mod trace;
 
 pub use check::Mark;
-pub use chunk_slack::chunk_slack;
 pub use diff::{GroupChange, LabelChange, SiteChange, SnapshotDiff};
 pub use event::{Event, EventKind};
 pub use ledger::{Ledger, LedgerProbe};
 pub use misuse::{ForgetError, FreedAllocation, FreedBy, MisuseCounts, RecordMisuse, Recorded, Whois};
+pub use placement::chunk_slack::chunk_slack;
 pub use record::{AllocKind, AllocRecord, LiveAllocation};
 pub use scope::ScopeGuard;
 pub use snapshot::{ArenaRow, FileRow, Group, LabelRow, PartRow, Site, SiteRow, Snapshot};
