@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One 2 MiB page: where allocations begin in it, how many touch it, and what that makes of the page counts.
+//! One 2 MiB page: where allocations begin in it, and how many touch it; and the numbers of pages that this gives.
 
 use crate::SMALL_ALLOC_CHUNK;
 use crate::allocation::Allocation;
 use crate::record::AllocKind;
 
-/// Numbers of distinct pages. They wrap while overlaps count a page twice, and are right again when the overlap ends.
+/// Numbers of distinct pages. They may wrap while allocations overlap, and are right again when none does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PageCounts {
     /// Touched by a device allocation or by padding.
     pub(crate) device: u64,
     /// Touched by arenas only.
     pub(crate) arena_only: u64,
-    /// Touched by a sweepable allocation smaller than a chunk. Always exact, since such a one has no pages between its ends.
+    /// Touched by a sweepable allocation smaller than a chunk. Always exact, since such an allocation has no pages between its
+    /// ends.
     pub(crate) small: u64,
 }
 
-/// As what an allocation touches its pages.
+/// In which numbers of pages an allocation counts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Touch {
     /// A device allocation or padding.
@@ -35,17 +36,18 @@ impl Touch {
         }
     }
 
-    /// Whether it touches none, as large managed memory.
+    /// Whether it counts in none of them, as large managed memory.
     pub(crate) fn is_none(self) -> bool {
         !(self.is_device || self.is_arena || self.is_small)
     }
 }
 
 impl PageCounts {
-    /// Adds (or subtracts, as `step` does) so many pages that only one allocation touches.
-    pub(crate) fn change(&mut self, pages: u64, touch: Touch, step: fn(u64, u64) -> u64) {
-        self.device = step(self.device, pages * u64::from(touch.is_device));
-        self.arena_only = step(self.arena_only, pages * u64::from(touch.is_arena));
+    /// Adds (`sign` 1) or subtracts (-1) pages that only one allocation touches.
+    pub(crate) fn change(&mut self, pages: u64, touch: Touch, sign: i64) {
+        let change = sign * pages as i64;
+        self.device = self.device.wrapping_add_signed(change * i64::from(touch.is_device));
+        self.arena_only = self.arena_only.wrapping_add_signed(change * i64::from(touch.is_arena));
     }
 }
 
@@ -53,7 +55,7 @@ impl PageCounts {
 const GRAINS: usize = (SMALL_ALLOC_CHUNK / Page::GRAIN) as usize;
 const GROUPS: usize = GRAINS / 64;
 
-/// 64 grains: in which an aligned allocation begins, and its slot.
+/// 64 grains: in which of them an aligned allocation begins, and its slot.
 struct Group {
     begins: u64,
     slots: [u32; 64],
@@ -68,7 +70,7 @@ pub(crate) struct Page {
     small: u32,
     /// Bit g: an allocation begins in group g.
     begins: u64,
-    /// Made with the first allocation that begins in each.
+    /// Each is made with the first allocation that begins in it.
     groups: Option<Box<[Option<Box<Group>>; GROUPS]>>,
 }
 
@@ -76,7 +78,7 @@ impl Page {
     /// Drivers place memory at multiples of this many bytes.
     pub(crate) const GRAIN: u64 = 512;
 
-    /// The group of an address in its page, and the grain in that.
+    /// The group of an address in its page, and its grain in that group.
     fn place(addr: u64) -> (usize, usize) {
         let grain = (addr % SMALL_ALLOC_CHUNK / Self::GRAIN) as usize;
         (grain / 64, grain % 64)
@@ -93,7 +95,7 @@ impl Page {
         Some(group.slots[grain])
     }
 
-    /// Takes note that an aligned allocation begins here.
+    /// Adds the aligned allocation with this base.
     pub(crate) fn set(&mut self, addr: u64, slot: u32) {
         let (number, grain) = Self::place(addr);
         let groups = self.groups.get_or_insert_with(|| Box::new([const { None }; GROUPS]));
@@ -103,7 +105,7 @@ impl Page {
         self.begins |= 1 << number;
     }
 
-    /// Takes note that it does no longer.
+    /// Removes the aligned allocation with this base.
     pub(crate) fn clear(&mut self, addr: u64) {
         let (number, grain) = Self::place(addr);
         if let Some(group) = self.groups.as_mut().and_then(|groups| groups[number].as_mut()) {
@@ -126,42 +128,27 @@ impl Page {
         Some(group.slots[group.begins.ilog2() as usize])
     }
 
-    /// Counts an allocation that touches this page.
-    pub(crate) fn add(&mut self, touch: Touch, counts: &mut PageCounts) {
-        let is_first = |touches: &mut u32| {
-            *touches += 1;
-            *touches == 1
+    /// Adds (`sign` 1) or subtracts (-1) an allocation that touches this page.
+    pub(crate) fn change(&mut self, touch: Touch, sign: i64, counts: &mut PageCounts) {
+        // Whether this is the first allocation that touches the page, or was the last.
+        let is_edge = |touches: &mut u32| {
+            if sign > 0 {
+                *touches += 1;
+                *touches == 1
+            } else {
+                *touches -= 1;
+                *touches == 0
+            }
         };
-        self.change(touch, counts, is_first, u64::wrapping_add, u64::wrapping_sub);
-    }
-
-    /// Takes it off again.
-    pub(crate) fn subtract(&mut self, touch: Touch, counts: &mut PageCounts) {
-        let was_last = |touches: &mut u32| {
-            *touches -= 1;
-            *touches == 0
-        };
-        self.change(touch, counts, was_last, u64::wrapping_sub, u64::wrapping_add);
-    }
-
-    /// `step` counts a touch and says whether the page now counts, or no longer does; `more` and `less` then change the counts.
-    fn change(
-        &mut self,
-        touch: Touch,
-        counts: &mut PageCounts,
-        step: impl Fn(&mut u32) -> bool,
-        more: impl Fn(u64, u64) -> u64,
-        less: impl Fn(u64, u64) -> u64,
-    ) {
-        if touch.is_device && step(&mut self.device) {
-            counts.device = more(counts.device, 1);
-            counts.arena_only = less(counts.arena_only, (self.arena > 0).into());
+        if touch.is_device && is_edge(&mut self.device) {
+            counts.device = counts.device.wrapping_add_signed(sign);
+            counts.arena_only = counts.arena_only.wrapping_add_signed(-sign * i64::from(self.arena > 0));
         }
-        if touch.is_arena && step(&mut self.arena) {
-            counts.arena_only = more(counts.arena_only, (self.device == 0).into());
+        if touch.is_arena && is_edge(&mut self.arena) {
+            counts.arena_only = counts.arena_only.wrapping_add_signed(sign * i64::from(self.device == 0));
         }
-        if touch.is_small && step(&mut self.small) {
-            counts.small = more(counts.small, 1);
+        if touch.is_small && is_edge(&mut self.small) {
+            counts.small = counts.small.wrapping_add_signed(sign);
         }
     }
 

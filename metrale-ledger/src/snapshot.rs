@@ -111,7 +111,7 @@ pub struct Snapshot {
 impl Snapshot {
     /// From groups in their order and arenas in any.
     pub(crate) fn new(totals: Totals, groups: Vec<Group>, mut arenas: Vec<ArenaRow>) -> Self {
-        sort_arenas(&mut arenas);
+        arenas.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.key().cmp(&b.key())));
         Self { totals, groups, arenas }
     }
 
@@ -214,6 +214,12 @@ impl ArenaRow {
         }
     }
 
+    /// What orders arenas of equal size.
+    fn key(&self) -> impl Ord {
+        let first_part = self.parts.first().map(|part| &part.name);
+        (&self.site, &self.scope, &self.tag, first_part)
+    }
+
     /// Bytes of its parts.
     pub fn used_bytes(&self) -> u64 {
         part_bytes(self.parts.iter())
@@ -223,17 +229,6 @@ impl ArenaRow {
 /// Bytes of parts together, limited to 64 bits: a snapshot that was read from a file may claim any sizes.
 pub(crate) fn part_bytes<'a>(parts: impl Iterator<Item = &'a PartRow>) -> u64 {
     parts.fold(0, |sum, part| sum.saturating_add(part.bytes))
-}
-
-/// Sorts arenas as a report shows them: largest first, then by name.
-fn sort_arenas(arenas: &mut [ArenaRow]) {
-    let name = |a: &ArenaRow| (a.site.clone(), a.scope.clone(), a.tag.clone());
-    arenas.sort_by(|a, b| {
-        b.bytes.cmp(&a.bytes).then_with(|| name(a).cmp(&name(b))).then_with(|| {
-            let first = |arena: &ArenaRow| arena.parts.first().map(|part| part.name.clone());
-            first(a).cmp(&first(b))
-        })
-    });
 }
 
 /// Sums of bytes and numbers by key, largest first, then by key; keys whose sums are 0 are left out. The sums are wide, since a

@@ -18,6 +18,7 @@ use crate::sub_range::{Arenas, SubRange, SubRangeError};
 use crate::tombstones::{Tombstone, Tombstones};
 use crate::totals::{Sums, Totals};
 
+#[derive(Default)]
 pub(crate) struct State {
     /// Device addresses.
     pub(crate) device: AddressSpace,
@@ -39,20 +40,7 @@ pub(crate) struct State {
 
 impl State {
     pub(crate) fn new(tombstones: usize, sums: Arc<Sums>) -> Self {
-        Self {
-            device: AddressSpace::default(),
-            host: AddressSpace::default(),
-            groups: Groups::default(),
-            labels: Labels::default(),
-            arenas: Arenas::default(),
-            sums,
-            peak: Peak::default(),
-            totals_at_peak: None,
-            next_index: 0,
-            tombstones: Tombstones::new(tombstones),
-            events: Events::default(),
-            misuse: MisuseCounts::default(),
-        }
+        Self { sums, tombstones: Tombstones::new(tombstones), ..Self::default() }
     }
 
     /// Records an allocation. One that is live at the same base is displaced.
@@ -77,7 +65,9 @@ impl State {
             inserted = self.insert(&new);
         }
         self.note(EventKind::Recorded, &new, site);
-        let misuse = self.misuse_of(&new, displaced, inserted.ok().flatten());
+        let with = inserted.ok().flatten();
+        let is_sound = displaced.is_none() && with.is_none() && new.is_possible();
+        let misuse = (!is_sound).then(|| self.misuse_of(&new, displaced, with));
         self.recorded(index, misuse)
     }
 
@@ -105,32 +95,28 @@ impl State {
         self.keep_totals_at_peak();
         self.misuse.refused_frees += 1;
         self.tombstones.remove(addr, record.index);
-        let mut number =
-            |label: &Option<_>| label.as_deref().map_or(NO_LABEL, |label| self.labels.number(label));
-        let (scope, tag) = (number(&record.scope), number(&record.tag));
-        let key = GroupKey { site: record.site, scope, tag, kind: record.kind };
-        let back = Allocation {
-            addr,
-            bytes: record.bytes,
-            index: record.index,
-            group: self.groups.number(key),
-            kind: record.kind,
-            free_refused: true,
-            overlaps: false,
+        let mut number = |label: &Option<Arc<str>>| match label {
+            Some(label) => self.labels.number(label),
+            None => NO_LABEL,
         };
+        let (scope, tag) = (number(&record.scope), number(&record.tag));
+        let AllocRecord { bytes, site, kind, index, .. } = *record;
+        let group = self.groups.number(GroupKey { site, scope, tag, kind });
+        let back = Allocation { addr, bytes, index, group, kind, free_refused: true, overlaps: false };
         let misuse = match self.insert(&back) {
             Ok(with) => {
-                self.note(EventKind::Restored, &back, record.site);
-                self.misuse_of(&back, None, with)
+                self.note(EventKind::Restored, &back, site);
+                let is_sound = with.is_none() && back.is_possible();
+                (!is_sound).then(|| self.misuse_of(&back, None, with))
             }
             Err(BaseIsLive) => {
                 // The live allocation was recorded later, so the driver did return the address again: it stays.
                 let displaced = self.record_of(&back);
-                let kept = self.live_at(addr, record.kind);
+                let kept = self.live_at(addr, kind);
                 kept.map(|kept| Box::new(RecordMisuse::OverLive { kept, displaced }))
             }
         };
-        self.recorded(record.index, misuse)
+        self.recorded(index, misuse)
     }
 
     /// Forgets every sweepable allocation, in order of creation.
@@ -281,19 +267,16 @@ impl State {
         new: &Allocation,
         displaced: Option<Allocation>,
         with: Option<u64>,
-    ) -> Option<Box<RecordMisuse>> {
-        if displaced.is_none() && with.is_none() && new.is_possible() {
-            return None;
-        }
+    ) -> Box<RecordMisuse> {
         let live = self.live(new);
         let with = with.and_then(|with| self.live_at(with, new.kind));
-        Some(Box::new(match (displaced, with) {
+        Box::new(match (displaced, with) {
             (Some(old), _) => RecordMisuse::OverLive { kept: live, displaced: self.record_of(&old) },
             (None, Some(with)) => RecordMisuse::Overlap { new: live, with },
             _ if new.passes_end() => RecordMisuse::PastEnd { new: live },
             _ if new.addr == 0 => RecordMisuse::Null { new: live },
             _ => RecordMisuse::Empty { new: live },
-        }))
+        })
     }
 
     /// The answer to a record, whose misuse it counts.
