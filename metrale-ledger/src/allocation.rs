@@ -70,18 +70,6 @@ impl Extent {
         self.first <= addr && addr <= self.last
     }
 
-    /// Its first page and its last, or the one page that is both.
-    pub(crate) fn end_pages(self) -> impl Iterator<Item = u64> {
-        let (first, last) = self.pages();
-        std::iter::once(first).chain((last != first).then_some(last))
-    }
-
-    /// Number of pages between the first and the last.
-    pub(crate) fn pages_between(self) -> u64 {
-        let (first, last) = self.pages();
-        (last - first).saturating_sub(1)
-    }
-
     /// The numbers of its first and last page.
     pub(crate) fn pages(self) -> (u64, u64) {
         (self.first / SMALL_ALLOC_CHUNK, self.last / SMALL_ALLOC_CHUNK)

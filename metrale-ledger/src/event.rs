@@ -6,7 +6,7 @@ use std::fmt;
 use std::panic::Location;
 
 use crate::misuse::FreedBy;
-use crate::record::LiveAllocation;
+use crate::record::{LiveAllocation, SourceLine};
 
 /// What happened to an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,12 +63,7 @@ impl Events {
         self.limit > 0
     }
 
-    pub(crate) fn push(
-        &mut self,
-        kind: EventKind,
-        allocation: LiveAllocation,
-        at: &'static Location<'static>,
-    ) {
+    pub(crate) fn push(&mut self, kind: EventKind, allocation: LiveAllocation, at: SourceLine) {
         if self.kept.len() >= self.limit {
             self.kept.pop_front();
         }

@@ -3,13 +3,12 @@
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
-use std::panic::Location;
 use std::sync::Arc;
 
 use rustc_hash::FxBuildHasher;
 
 use crate::peak::Held;
-use crate::record::AllocKind;
+use crate::record::{AllocKind, SourceLine};
 
 /// No scope, no tag.
 pub(crate) const NO_LABEL: u32 = u32::MAX;
@@ -43,7 +42,7 @@ impl Labels {
 /// What tells one group from another. Labels are numbers of [`Labels`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GroupKey {
-    pub(crate) site: &'static Location<'static>,
+    pub(crate) site: SourceLine,
     pub(crate) scope: u32,
     pub(crate) tag: u32,
     pub(crate) kind: AllocKind,

@@ -178,12 +178,15 @@ impl AddressSpace {
     /// Adds (`sign` 1) or subtracts (-1) an irregular allocation in the pages that it touches.
     fn count_irregular(&mut self, extent: Extent, allocation: &Allocation, sign: i64) {
         let touch = Touch::of(allocation);
-        for number in extent.end_pages().filter(|_| !touch.is_none()) {
+        let (first, last) = extent.pages();
+        let end_pages = [Some(first), Some(last).filter(|last| *last != first)];
+        for number in end_pages.into_iter().flatten().filter(|_| !touch.is_none()) {
             let page = page_mut(&mut self.pages, &mut self.idle, number);
             page.change(touch, sign, &mut self.counts);
             self.idle += usize::from(page.is_idle());
         }
-        self.counts.change(extent.pages_between(), touch, sign);
+        // The pages between are its own.
+        self.counts.change((last - first).saturating_sub(1), touch, sign);
     }
 
     /// The numbers of pages as they are kept, right while nothing overlaps.

@@ -96,6 +96,7 @@ impl Page {
     }
 
     /// Adds the aligned allocation with this base.
+    #[inline]
     pub(crate) fn set(&mut self, addr: u64, slot: u32) {
         let (number, grain) = Self::place(addr);
         let groups = self.groups.get_or_insert_with(|| Box::new([const { None }; GROUPS]));

@@ -112,7 +112,7 @@ impl State {
 
     /// The part of an arena that holds `addr`.
     pub(crate) fn part_at(&self, addr: u64) -> Option<&SubRange> {
-        self.arenas.part_at(addr, self.has_overlaps())
+        self.arenas.part_at(addr, self.device.has_overlaps())
     }
 
     /// The totals and who holds them, now or at the peak.

@@ -7,6 +7,9 @@ use std::sync::Arc;
 
 use crate::text::{ByteSize, Label};
 
+/// A source line, as the compiler passes it.
+pub(crate) type SourceLine = &'static Location<'static>;
+
 /// The kind of memory of an allocation, which decides how it is counted.
 ///
 /// | kind | `live_bytes`, report, `drain` | residency | address space |

@@ -7,9 +7,6 @@ use crate::diff::{LabelChange, SiteChange, SnapshotDiff};
 use crate::snapshot::{ArenaRow, LabelRow, PartRow, Snapshot, part_bytes};
 use crate::text::{ByteSize, Label, allocations, counted};
 
-/// Stands for the label of allocations outside any scope.
-const NO_SCOPE: &str = "(no scope)";
-
 /// One line of a section: its name, bytes and number of allocations.
 type Row = (String, u64, u64);
 
@@ -37,8 +34,8 @@ impl Snapshot {
         let files = self.by_file().into_iter().map(|row| (row.file, row.bytes, row.count));
         write_section(text, "files", "file", &files.collect::<Vec<_>>(), top_n)?;
 
-        write_labels(text, "scope", NO_SCOPE, self.by_scope(), top_n)?;
-        write_labels(text, "tag", "(no tag)", self.by_tag(), top_n)?;
+        write_labels(text, "scope", self.by_scope(), top_n)?;
+        write_labels(text, "tag", self.by_tag(), top_n)?;
         write_arenas(text, &self.arenas, top_n)
     }
 
@@ -95,11 +92,11 @@ fn write_section(text: &mut String, title: &str, noun: &str, rows: &[Row], shown
 }
 
 /// The section of scopes or of tags; nothing where no row has a label.
-fn write_labels(text: &mut String, noun: &str, none: &str, rows: Vec<LabelRow>, top_n: usize) -> fmt::Result {
+fn write_labels(text: &mut String, noun: &str, rows: Vec<LabelRow>, top_n: usize) -> fmt::Result {
     if rows.iter().all(|row| row.label.is_none()) {
         return Ok(());
     }
-    let rows = rows.into_iter().map(|row| (label_or(row.label, none), row.bytes, row.count));
+    let rows = rows.into_iter().map(|row| (label_or_none(row.label, noun), row.bytes, row.count));
     write_section(text, &format!("{noun}s"), noun, &rows.collect::<Vec<_>>(), top_n)
 }
 
@@ -134,9 +131,9 @@ fn the_rest(rest: usize, shown: usize, noun: &str) -> String {
     counted(rest as u64, &format!("{more}{noun}"))
 }
 
-/// A label as texts show it, or the words for none.
-fn label_or(label: Option<String>, none: &str) -> String {
-    label.map_or_else(|| none.to_owned(), |label| Label(&label).to_string())
+/// A label as texts show it; `(no scope)` without one.
+fn label_or_none(label: Option<String>, noun: &str) -> String {
+    label.map_or_else(|| format!("(no {noun})"), |label| Label(&label).to_string())
 }
 
 impl fmt::Display for SnapshotDiff {
@@ -154,7 +151,7 @@ impl fmt::Display for SnapshotDiff {
         if scopes.iter().any(|row| row.label.is_some()) {
             writeln!(f, "scopes:")?;
             for LabelChange { label, bytes, count } in scopes {
-                writeln!(f, "{:>12}  x{count:<+7} {}", signed(bytes), label_or(label, NO_SCOPE))?;
+                writeln!(f, "{:>12}  x{count:<+7} {}", signed(bytes), label_or_none(label, "scope"))?;
             }
         }
         Ok(())

@@ -4,7 +4,6 @@
 //! [`State::record`], [`State::forget`] and the operations like them end in [`State::insert`] and [`State::remove`], which
 //! change index, pages, groups, sums and peak together.
 
-use std::panic::Location;
 use std::sync::Arc;
 
 use crate::allocation::Allocation;
@@ -13,7 +12,7 @@ use crate::groups::{GroupKey, Groups, Labels, NO_LABEL};
 use crate::index::{AddressSpace, BaseIsLive};
 use crate::misuse::{ForgetError, FreedBy, MisuseCounts, RecordMisuse, Recorded};
 use crate::peak::Peak;
-use crate::record::{AllocKind, AllocRecord, LiveAllocation};
+use crate::record::{AllocKind, AllocRecord, LiveAllocation, SourceLine};
 use crate::sub_range::{Arenas, SubRange, SubRangeError};
 use crate::tombstones::{Tombstone, Tombstones};
 use crate::totals::{Sums, Totals};
@@ -48,7 +47,7 @@ impl State {
         &mut self,
         addr: u64,
         bytes: usize,
-        site: &'static Location<'static>,
+        site: SourceLine,
         kind: AllocKind,
         scope: Option<u32>,
     ) -> Recorded {
@@ -76,7 +75,7 @@ impl State {
         &mut self,
         addr: u64,
         kind: AllocKind,
-        freed_at: &'static Location<'static>,
+        freed_at: SourceLine,
     ) -> Result<AllocRecord, ForgetError> {
         match self.remove(addr, kind, |found| found.kind.to_free() == kind, freed_at, FreedBy::Free) {
             Some(freed) => Ok(self.record_of(&freed)),
@@ -120,7 +119,7 @@ impl State {
     }
 
     /// Forgets every sweepable allocation, in order of creation.
-    pub(crate) fn drain(&mut self, freed_at: &'static Location<'static>) -> Vec<(u64, AllocRecord)> {
+    pub(crate) fn drain(&mut self, freed_at: SourceLine) -> Vec<(u64, AllocRecord)> {
         let mut all: Vec<_> = self.device.iter().filter(|live| live.kind.is_sweepable()).copied().collect();
         all.sort_unstable_by_key(|live| live.index);
         for live in &all {
@@ -155,7 +154,7 @@ impl State {
         offset_bytes: u64,
         bytes: usize,
         name: &str,
-        site: &'static Location<'static>,
+        site: SourceLine,
         scope: Option<u32>,
     ) -> Result<(), SubRangeError> {
         let found = self.device.get(arena).filter(|found| found.kind == AllocKind::Arena);
@@ -180,11 +179,6 @@ impl State {
         self.sums.totals(pages, self.misuse)
     }
 
-    /// Whether device allocations overlap, so that pages must be counted anew.
-    pub(crate) fn has_overlaps(&self) -> bool {
-        self.device.has_overlaps()
-    }
-
     /// Inserts an allocation; the answer is the base of one that it overlaps.
     ///
     /// # Errors
@@ -203,7 +197,7 @@ impl State {
             self.sums.set_peak_bytes(self.peak.height());
             self.totals_at_peak = None;
         }
-        self.sums.set_pages(self.device.counts(), self.has_overlaps());
+        self.sums.set_pages(self.device.counts(), self.device.has_overlaps());
         if new.kind == AllocKind::Arena {
             self.arenas.open(new.addr, new.index);
         }
@@ -217,13 +211,13 @@ impl State {
         addr: u64,
         kind: AllocKind,
         fits: impl FnOnce(&Allocation) -> bool,
-        freed_at: &'static Location<'static>,
+        freed_at: SourceLine,
         how: FreedBy,
     ) -> Option<Allocation> {
         self.keep_totals_at_peak();
         let freed = self.space_mut(kind).remove_if(addr, fits)?;
         self.sums.subtract(&freed);
-        self.sums.set_pages(self.device.counts(), self.has_overlaps());
+        self.sums.set_pages(self.device.counts(), self.device.has_overlaps());
         self.groups.held_mut(freed.group).change([self.peak.number()]).subtract(freed.bytes);
         if freed.kind == AllocKind::Arena {
             self.arenas.close(freed.addr, freed.index);
@@ -236,7 +230,7 @@ impl State {
         Some(freed)
     }
 
-    fn note(&mut self, kind: EventKind, what: &Allocation, at: &'static Location<'static>) {
+    fn note(&mut self, kind: EventKind, what: &Allocation, at: SourceLine) {
         if self.events.are_kept() {
             self.events.push(kind, self.live(what), at);
         }
@@ -261,16 +255,12 @@ impl State {
         self.space(kind).get(addr).map(|live| self.live(live))
     }
 
-    /// What was wrong with a record: the gravest, if several things were.
-    fn misuse_of(
-        &self,
-        new: &Allocation,
-        displaced: Option<Allocation>,
-        with: Option<u64>,
-    ) -> Box<RecordMisuse> {
+    /// What was wrong with a record, the gravest if several things were: it displaced the old one, overlaps the one with that
+    /// base, or is impossible.
+    fn misuse_of(&self, new: &Allocation, old: Option<Allocation>, with: Option<u64>) -> Box<RecordMisuse> {
         let live = self.live(new);
         let with = with.and_then(|with| self.live_at(with, new.kind));
-        Box::new(match (displaced, with) {
+        Box::new(match (old, with) {
             (Some(old), _) => RecordMisuse::OverLive { kept: live, displaced: self.record_of(&old) },
             (None, Some(with)) => RecordMisuse::Overlap { new: live, with },
             _ if new.passes_end() => RecordMisuse::PastEnd { new: live },
@@ -291,7 +281,7 @@ impl State {
     ///
     /// A free may follow the record of the next allocation at its address. That record displaced the allocation, and this is
     /// the free that was missing then: no double free. Once both are seen, neither counts as misuse.
-    fn note_failed_free(&mut self, addr: u64, error: &ForgetError, freed_at: &'static Location<'static>) {
+    fn note_failed_free(&mut self, addr: u64, error: &ForgetError, freed_at: SourceLine) {
         if let ForgetError::DoubleFree { .. } = error
             && let Some(displaced) = self.tombstones.displaced_at(addr)
         {

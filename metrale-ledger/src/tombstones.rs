@@ -2,16 +2,16 @@
 //! Tombstones: the last frees, so that the answer to a second free or a stale address names the first free.
 
 use std::collections::VecDeque;
-use std::panic::Location;
 
 use crate::allocation::Allocation;
 use crate::misuse::FreedBy;
+use crate::record::SourceLine;
 
 /// One remembered free.
 #[derive(Clone, Copy)]
 pub(crate) struct Tombstone {
     pub(crate) was: Allocation,
-    pub(crate) freed_at: &'static Location<'static>,
+    pub(crate) freed_at: SourceLine,
     pub(crate) how: FreedBy,
 }
 
