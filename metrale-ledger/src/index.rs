@@ -218,7 +218,6 @@ impl AddressSpace {
     }
 
     /// The same among the aligned allocations.
-    #[inline]
     fn aligned_overlap(&self, extent: Extent) -> Option<&Allocation> {
         let (first, last) = extent.pages();
         if first == last {

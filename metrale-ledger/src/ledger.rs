@@ -187,12 +187,10 @@ impl Ledger {
     /// [`MisuseCounts`](crate::MisuseCounts), and the caller may ignore it:
     ///
     /// - An allocation at the address of a live one displaces it, since the driver has returned the address again. The answer
-    ///   has the displaced record. Its free may still follow, from a thread that called the driver first; then neither counts
-    ///   as misuse (see [`MisuseCounts`](crate::MisuseCounts)).
+    ///   has the displaced record. If its free follows, neither counts as misuse (see [`MisuseCounts`](crate::MisuseCounts)).
     /// - An allocation that overlaps live ones is recorded beside them. Totals count the bytes of each; residency counts each
     ///   page once.
-    /// - An allocation at null, without bytes, or past the end of the address space is counted as it is (the last up to the
-    ///   end).
+    /// - An allocation at null, without bytes, or past the end of the address space counts as it is (the last up to the end).
     pub fn record(&self, addr: u64, bytes: usize, site: &'static Location<'static>) -> Recorded {
         self.record_as(addr, bytes, site, AllocKind::Device)
     }

@@ -24,9 +24,6 @@ struct Frame {
 
 /// The number of the innermost scope that this thread has open on a ledger.
 pub(crate) fn current(ledger: &Arc<Shared>) -> Option<u32> {
-    if !ledger.may_be_scoped() {
-        return None;
-    }
     let key = Arc::as_ptr(ledger);
     // A thread that is ending has no scopes left.
     let innermost = |open: &RefCell<Vec<Rc<Frame>>>| {

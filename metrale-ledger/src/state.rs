@@ -230,6 +230,7 @@ impl State {
         Some(freed)
     }
 
+    #[inline]
     fn note(&mut self, kind: EventKind, what: &Allocation, at: SourceLine) {
         if self.events.are_kept() {
             self.events.push(kind, self.live(what), at);
