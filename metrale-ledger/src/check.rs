@@ -17,7 +17,7 @@ const ROWS: usize = 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     /// Number of live allocations of every kind but padding.
-    pub(crate) live_count: usize,
+    pub(crate) live_count: u64,
     /// The index of the next allocation.
     pub(crate) next_index: u64,
 }

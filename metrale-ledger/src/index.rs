@@ -220,32 +220,22 @@ impl AddressSpace {
     /// The same among the aligned allocations.
     fn aligned_overlap(&self, extent: Extent) -> Option<&Allocation> {
         let (first, last) = extent.pages();
-        if first == last {
-            return self.overlap_in_page(self.pages.get(&first)?, extent);
-        }
-        let in_page = |number: u64, page: &Page| {
-            let end = extent.last.min(number * SMALL_ALLOC_CHUNK + (SMALL_ALLOC_CHUNK - 1));
-            self.overlap_in_page(
-                page,
-                Extent { first: extent.first.max(number * SMALL_ALLOC_CHUNK), last: end },
-            )
-        };
-        // Searches the pages of the extent or all pages, whichever are fewer.
+        let in_page = |number: &u64, page: &Page| self.overlap_in_page(*number, page, extent);
         if last - first <= self.pages.len() as u64 {
-            (first..=last).rev().find_map(|number| in_page(number, self.pages.get(&number)?))
-        } else {
-            let pages = self.pages.iter().filter(|&(&number, _)| first <= number && number <= last);
-            pages.filter_map(|(&number, page)| in_page(number, page)).max_by_key(|live| live.addr)
+            return (first..=last).rev().find_map(|number| in_page(&number, self.pages.get(&number)?));
         }
+        // There are fewer pages than the extent has.
+        let pages = self.pages.iter().filter(|&(&number, _)| first <= number && number <= last);
+        pages.filter_map(|(number, page)| in_page(number, page)).max_by_key(|live| live.addr)
     }
 
-    /// The same among the aligned allocations of one page, in which `extent` lies.
-    fn overlap_in_page(&self, page: &Page, extent: Extent) -> Option<&Allocation> {
-        let mut nearest = &self.aligned[page.slot_below(extent.last)? as usize];
+    /// The same among the aligned allocations of the page with this number.
+    fn overlap_in_page(&self, number: u64, page: &Page, extent: Extent) -> Option<&Allocation> {
+        let page_end = number * SMALL_ALLOC_CHUNK + (SMALL_ALLOC_CHUNK - 1);
+        let mut nearest = &self.aligned[page.slot_below(extent.last.min(page_end))? as usize];
         // While nothing overlaps, only the nearest can share bytes.
         while self.has_overlaps() && !nearest.shares(extent) {
-            let below =
-                nearest.addr.checked_sub(1).filter(|below| page_of(*below) == page_of(extent.last))?;
+            let below = nearest.addr.checked_sub(1).filter(|below| page_of(*below) == number)?;
             nearest = &self.aligned[page.slot_below(below)? as usize];
         }
         Some(nearest).filter(|nearest| nearest.shares(extent))

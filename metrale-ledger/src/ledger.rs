@@ -15,9 +15,6 @@ use crate::snapshot::Snapshot;
 use crate::state::State;
 use crate::sub_range::{SubRange, SubRangeError};
 
-/// Number of frees that [`Ledger::new`] remembers.
-const TOMBSTONES: usize = 1024;
-
 /// Methods that read one of the [`Totals`](crate::Totals) each, by its name.
 macro_rules! totals {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -125,9 +122,10 @@ macro_rules! reads {
 
             /// This moment, to compare with later.
             pub fn mark(&self) -> Mark {
-                self.shared.ask(|state| Mark {
-                    live_count: state.sums.callers_count(),
-                    next_index: state.next_index,
+                self.shared.ask(|state| {
+                    let totals = state.totals();
+                    let live_count = totals.live_count + totals.arena_count + totals.pinned_count;
+                    Mark { live_count, next_index: state.next_index }
                 })
             }
 
@@ -167,7 +165,7 @@ reads!(Ledger);
 impl Ledger {
     /// An empty ledger that remembers the last 1024 frees.
     pub fn new() -> Self {
-        Self::with_tombstones(TOMBSTONES)
+        Self::with_tombstones(1024)
     }
 
     /// An empty ledger that remembers the last `frees` frees, at some 60 bytes each. Successive frees of one address, size and

@@ -51,12 +51,12 @@ impl PageCounts {
     }
 }
 
-/// Grains of a page, and groups of 64 of them.
+/// Grains of a page, and runs of 64 of them.
 const GRAINS: usize = (SMALL_ALLOC_CHUNK / Page::GRAIN) as usize;
-const GROUPS: usize = GRAINS / 64;
+const RUNS: usize = GRAINS / 64;
 
 /// 64 grains: in which of them an aligned allocation begins, and its slot.
-struct Group {
+struct Run {
     begins: u64,
     slots: [u32; 64],
 }
@@ -68,65 +68,65 @@ pub(crate) struct Page {
     device: u32,
     arena: u32,
     small: u32,
-    /// Bit g: an allocation begins in group g.
+    /// Bit g: an allocation begins in run g.
     begins: u64,
     /// Each is made with the first allocation that begins in it.
-    groups: Option<Box<[Option<Box<Group>>; GROUPS]>>,
+    runs: Option<Box<[Option<Box<Run>>; RUNS]>>,
 }
 
 impl Page {
     /// Drivers place memory at multiples of this many bytes.
     pub(crate) const GRAIN: u64 = 512;
 
-    /// The group of an address in its page, and its grain in that group.
+    /// The run of an address in its page, and its grain in that run.
     fn place(addr: u64) -> (usize, usize) {
         let grain = (addr % SMALL_ALLOC_CHUNK / Self::GRAIN) as usize;
         (grain / 64, grain % 64)
     }
 
-    fn group(&self, number: usize) -> Option<&Group> {
-        self.groups.as_ref()?[number].as_deref()
+    fn run(&self, number: usize) -> Option<&Run> {
+        self.runs.as_ref()?[number].as_deref()
     }
 
     /// The slot of the aligned allocation with this base.
     pub(crate) fn slot(&self, addr: u64) -> Option<u32> {
         let (number, grain) = Self::place(addr);
-        let group = self.group(number).filter(|group| group.begins >> grain & 1 == 1)?;
-        Some(group.slots[grain])
+        let run = self.run(number).filter(|run| run.begins >> grain & 1 == 1)?;
+        Some(run.slots[grain])
     }
 
     /// Adds the aligned allocation with this base.
     #[inline]
     pub(crate) fn set(&mut self, addr: u64, slot: u32) {
         let (number, grain) = Self::place(addr);
-        let groups = self.groups.get_or_insert_with(|| Box::new([const { None }; GROUPS]));
-        let group = groups[number].get_or_insert_with(|| Box::new(Group { begins: 0, slots: [0; 64] }));
-        group.begins |= 1 << grain;
-        group.slots[grain] = slot;
+        let runs = self.runs.get_or_insert_with(|| Box::new([const { None }; RUNS]));
+        let run = runs[number].get_or_insert_with(|| Box::new(Run { begins: 0, slots: [0; 64] }));
+        run.begins |= 1 << grain;
+        run.slots[grain] = slot;
         self.begins |= 1 << number;
     }
 
     /// Removes the aligned allocation with this base.
     pub(crate) fn clear(&mut self, addr: u64) {
         let (number, grain) = Self::place(addr);
-        if let Some(group) = self.groups.as_mut().and_then(|groups| groups[number].as_mut()) {
-            group.begins &= !(1 << grain);
-            self.begins &= !(u64::from(group.begins == 0) << number);
+        if let Some(run) = self.runs.as_mut().and_then(|runs| runs[number].as_mut()) {
+            run.begins &= !(1 << grain);
+            self.begins &= !(u64::from(run.begins == 0) << number);
         }
     }
 
     /// The slot of the aligned allocation with the highest base at or below `addr`, which lies in this page.
     pub(crate) fn slot_below(&self, addr: u64) -> Option<u32> {
         let (number, grain) = Self::place(addr);
-        if let Some(group) = self.group(number) {
-            let begins = group.begins & (u64::MAX >> (63 - grain));
+        if let Some(run) = self.run(number) {
+            let begins = run.begins & (u64::MAX >> (63 - grain));
             if begins != 0 {
-                return Some(group.slots[begins.ilog2() as usize]);
+                return Some(run.slots[begins.ilog2() as usize]);
             }
         }
         let below = (self.begins & ((1 << number) - 1)).checked_ilog2()?;
-        let group = self.group(below as usize)?;
-        Some(group.slots[group.begins.ilog2() as usize])
+        let run = self.run(below as usize)?;
+        Some(run.slots[run.begins.ilog2() as usize])
     }
 
     /// Adds (`sign` 1) or subtracts (-1) an allocation that touches this page.

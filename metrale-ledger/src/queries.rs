@@ -92,8 +92,8 @@ impl State {
     }
 
     /// Number of live allocations, without padding, that were recorded before `index`.
-    pub(crate) fn count_before(&self, index: u64) -> usize {
-        self.all().filter(|live| live.index < index && live.kind.is_callers()).count()
+    pub(crate) fn count_before(&self, index: u64) -> u64 {
+        self.all().filter(|live| live.index < index && live.kind.is_callers()).count() as u64
     }
 
     /// The live allocations whose record fits, in order of creation.

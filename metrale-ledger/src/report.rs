@@ -8,7 +8,7 @@ use crate::snapshot::{ArenaRow, LabelRow, PartRow, Snapshot, part_bytes};
 use crate::text::{ByteSize, Label, allocations, counted};
 
 /// One line of a section: its name, bytes and number of allocations.
-type Row = (String, u64, u64);
+type Line = (String, u64, u64);
 
 impl Snapshot {
     /// The report: a header with the live total and the number of call sites; up to `top_n` call sites of at least
@@ -25,7 +25,7 @@ impl Snapshot {
 
     fn write_report(&self, text: &mut String, top_n: usize, min_mb: usize) -> fmt::Result {
         let sites = self.by_site().into_iter().map(|row| (row.site.to_string(), row.bytes, row.count));
-        let sites: Vec<Row> = sites.collect();
+        let sites: Vec<Line> = sites.collect();
         self.write_header(text, sites.len())?;
         let floor = (min_mb as u64).saturating_mul(1 << 20);
         let shown = sites.iter().take(top_n).take_while(|row| row.1 >= floor).count();
@@ -74,7 +74,7 @@ impl Snapshot {
 }
 
 /// A title, the first `shown` rows, and one line that sums the rest; nothing where there are no rows.
-fn write_section(text: &mut String, title: &str, noun: &str, rows: &[Row], shown: usize) -> fmt::Result {
+fn write_section(text: &mut String, title: &str, noun: &str, rows: &[Line], shown: usize) -> fmt::Result {
     if rows.is_empty() {
         return Ok(());
     }

@@ -197,7 +197,7 @@ pub struct ArenaRow {
 impl ArenaRow {
     /// From the arena's base address, its record and its parts.
     pub(crate) fn new(base: u64, record: &AllocRecord, parts: &Parts) -> Self {
-        let text = |label: &Option<Arc<str>>| label.as_ref().map(ToString::to_string);
+        let text = |label: &Option<Arc<str>>| label.as_deref().map(str::to_owned);
         let row = |part: &SubRange| PartRow {
             name: part.name.to_string(),
             site: Site::of(part.site),

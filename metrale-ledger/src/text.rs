@@ -74,9 +74,6 @@ impl fmt::Display for Label<'_> {
         if self.0.is_empty() {
             return f.write_str("\"\"");
         }
-        if !self.0.contains(Self::escapes) {
-            return f.write_str(self.0);
-        }
         self.0.chars().try_for_each(|c| {
             if Self::escapes(c) { write!(f, "{}", c.escape_debug()) } else { write!(f, "{c}") }
         })

@@ -44,16 +44,13 @@ impl Tombstones {
     /// Remembers a free.
     #[inline]
     pub(crate) fn push(&mut self, free: Tombstone) {
-        match self.frees.back_mut() {
-            Some(last) if last.is_like(&free) => *last = free,
-            _ => {
-                if self.frees.len() >= self.limit {
-                    self.frees.pop_front();
-                }
-                if self.limit > 0 {
-                    self.frees.push_back(free);
-                }
+        if let Some(last) = self.frees.back_mut().filter(|last| last.is_like(&free)) {
+            *last = free;
+        } else if self.limit > 0 {
+            if self.frees.len() == self.limit {
+                self.frees.pop_front();
             }
+            self.frees.push_back(free);
         }
     }
 

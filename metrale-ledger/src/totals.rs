@@ -159,20 +159,10 @@ impl Sums {
         self.bytes[AllocKind::Device as usize].get() + self.bytes[AllocKind::Managed as usize].get()
     }
 
-    fn count(&self, kind: AllocKind) -> u64 {
-        self.counts[kind as usize].load(Relaxed)
-    }
-
-    /// Number of live allocations of every kind but padding.
-    pub(crate) fn callers_count(&self) -> usize {
-        let callers = AllocKind::ALL.into_iter().filter(|kind| kind.is_callers());
-        callers.map(|kind| self.count(kind)).sum::<u64>() as usize
-    }
-
     /// The totals, given the distinct pages. They are of one moment only if the caller holds the lock.
     pub(crate) fn totals(&self, pages: PageCounts, misuse: MisuseCounts) -> Totals {
         let bytes = |kind: AllocKind| self.bytes[kind as usize].get();
-        let count = |kind| self.count(kind);
+        let count = |kind: AllocKind| self.counts[kind as usize].load(Relaxed);
         let (device, managed) = (bytes(AllocKind::Device), bytes(AllocKind::Managed));
         let (resident, padding) = (page_bytes(pages.device), bytes(AllocKind::Padding));
         Totals {
