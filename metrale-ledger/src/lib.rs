@@ -3,8 +3,8 @@
 //!
 //! An engine records each allocation ([`Ledger::record`]) and forgets it before it frees it ([`Ledger::forget`]). From that
 //! alone the ledger knows, exactly and after every operation, what is live, what the device keeps for it, which source line
-//! allocated it, and what was wrong with a free of something that is not live. It touches no device, reads no clock and knows no
-//! driver type, so tests use it on any machine.
+//! allocated it, and what was wrong with a free of something that is not live. It touches no device, reads no clock and
+//! knows no driver type, so tests use it on any machine.
 //!
 //! ```text
 //!   engine --alloc--> driver --address--> Ledger::record(address, bytes, site)      LedgerProbe: the same reads,
@@ -35,11 +35,11 @@
 //!
 //! Every operation takes effect at one moment between its call and its return, and all of them in one order. The totals
 //! ([`live_bytes`](Ledger::live_bytes), [`live_count`](Ledger::live_count), [`resident_bytes`](Ledger::resident_bytes),
-//! [`slack_bytes`](Ledger::slack_bytes), [`chunk_slack_bytes`](Ledger::chunk_slack_bytes)) are sums over that order, and the peaks
-//! ([`peak_bytes`](Ledger::peak_bytes), [`peak_resident_bytes`](Ledger::peak_resident_bytes)) are the highest sums in it. A read
-//! is the total of one moment, and a later read is of the same or a later moment. A [`Snapshot`], and so a report, is one moment
-//! too: its totals and its groups agree, and [`peak_snapshot`](Ledger::peak_snapshot) is the moment of the peak. Take totals that
-//! must agree from one snapshot.
+//! [`slack_bytes`](Ledger::slack_bytes), [`chunk_slack_bytes`](Ledger::chunk_slack_bytes)) are sums over that order, and
+//! the peaks ([`peak_bytes`](Ledger::peak_bytes), [`peak_resident_bytes`](Ledger::peak_resident_bytes)) are the highest
+//! sums in it. A read is the total of one moment, and a later read is of the same or a later moment. A [`Snapshot`], and so
+//! a report, is one moment too: its totals and its groups agree, and [`peak_snapshot`](Ledger::peak_snapshot) is the moment
+//! of the peak. Take totals that must agree from one snapshot.
 //!
 //! Residency is the number of distinct 2 MiB pages that device allocations touch, which on an H200 is what the driver's
 //! own free figure shows. [`placement`] predicts it before anything is allocated, and [`plan`] for a whole stream.

@@ -165,9 +165,10 @@ impl Recorded {
 
 /// How often a ledger was misused, by what went wrong: records and frees that contradict each other.
 ///
-/// A thread that calls the driver's free first may record that free after another thread has recorded the next allocation at the
-/// address. That record displaces the older allocation and counts in `records_over_live`. When the late free follows, the count
-/// is taken back and no double free is counted, provided that the free finds nothing live at the address.
+/// A thread that calls the driver's free first may record that free after another thread has recorded the next allocation
+/// at the address. That record displaces the older allocation and counts in `records_over_live`. When the late free
+/// follows, the count is taken back and no double free is counted, provided that the free finds nothing live at the
+/// address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The highest value of a total, and the part of it that each holder had at that moment.
 //!
-//! A new peak only increments a number. A holder keeps its value at the last peak beside its present one, written when the holder
-//! first changes after that peak. So the values at the peak are known at any time without a copy of all holders or a history.
+//! A new peak only increments a number. A holder keeps its value at the last peak beside its present one, written when the
+//! holder first changes after that peak. So the values at the peak are known at any time without a copy of all holders or a
+//! history.
 //!
 //! ```text
 //!   total    10   25   20   22        peak: 25, number 2
@@ -25,7 +26,8 @@ impl<H: Copy + Ord> Peak<H> {
         self.number += 1;
     }
 
-    /// Makes `height` the peak if it is above every earlier one, and tells whether it is; of equal heights the first is the peak.
+    /// Makes `height` the peak if it is above every earlier one, and tells whether it is. Of equal heights the first is the
+    /// peak.
     pub(crate) fn raise(&mut self, height: H) -> bool {
         let is_higher = height > self.height;
         if is_higher {

@@ -129,18 +129,12 @@ impl State {
             (sum.count > 0).then(|| (key(), sum.bytes as i128, sum.count.into()))
         });
         // Joins groups that differ only in the address of their location.
-        let groups = gather(held, narrow).map(|((site, scope, tag, kind), bytes, count)| Group {
-            site,
-            scope,
-            tag,
-            kind,
-            bytes,
-            count,
-        });
+        let group = |((site, scope, tag, kind), bytes, count)| Group { site, scope, tag, kind, bytes, count };
+        let groups = gather(held, narrow).map(group).collect();
         // The parts that arenas had at the peak are not kept.
         let arenas = self.arenas.iter().filter(|_| !at_peak).filter_map(|(base, parts)| {
             Some(ArenaRow::new(base, &self.record_of(self.device.get(base)?), parts))
         });
-        Snapshot::new(totals, groups.collect(), arenas.collect())
+        Snapshot::new(totals, groups, arenas.collect())
     }
 }

@@ -16,8 +16,8 @@ pub(crate) struct Tombstone {
 }
 
 impl Tombstone {
-    /// Whether the other free was of the same address, size and kind. The free of a displaced allocation may still follow, so its
-    /// tombstone is never replaced.
+    /// Whether the other free was of the same address, size and kind. The free of a displaced allocation may still follow,
+    /// so its tombstone is never replaced.
     fn is_like(&self, other: &Self) -> bool {
         let place = |free: &Self| (free.was.addr, free.was.bytes, free.was.kind);
         place(self) == place(other) && self.how != FreedBy::Displaced

@@ -81,8 +81,8 @@ impl Wide {
 
 /// Sums over the live allocations: changed under the ledger's lock, read without it.
 ///
-/// A counter of changes tells a reader whether it saw one moment: it is odd during a change, and each change moves it. So of two
-/// reads in order the second never sees an earlier moment than the first.
+/// A counter of changes tells a reader whether it saw one moment: it is odd during a change, and each change moves it. So
+/// of two reads in order the second never sees an earlier moment than the first.
 #[derive(Default)]
 pub(crate) struct Sums {
     changes: AtomicU64,
