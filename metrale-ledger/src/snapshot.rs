@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One moment of a ledger as plain data.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
@@ -237,16 +236,20 @@ pub(crate) fn gather<K: Ord, N>(
     addends: impl Iterator<Item = (K, i128, i128)>,
     narrow: fn(i128) -> N,
 ) -> impl Iterator<Item = (K, N, N)> {
-    let mut sums = BTreeMap::new();
-    for (key, more_bytes, more) in addends {
-        let (bytes, count) = sums.entry(key).or_insert((0i128, 0i128));
-        *bytes += more_bytes;
-        *count += more;
-    }
-    let mut rows: Vec<_> = sums.into_iter().filter(|&(_, sum)| sum != (0, 0)).collect();
+    let mut rows: Vec<_> = addends.collect();
+    rows.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    rows.dedup_by(|next, sum| {
+        let is_same = next.0 == sum.0;
+        if is_same {
+            sum.1 += next.1;
+            sum.2 += next.2;
+        }
+        is_same
+    });
+    rows.retain(|&(_, bytes, count)| (bytes, count) != (0, 0));
     // Stable: what is equally large stays in the order of its key.
-    rows.sort_by_key(|&(_, (bytes, _))| std::cmp::Reverse(bytes.unsigned_abs()));
-    rows.into_iter().map(move |(key, (bytes, count))| (key, narrow(bytes), narrow(count)))
+    rows.sort_by_key(|&(_, bytes, _)| std::cmp::Reverse(bytes.unsigned_abs()));
+    rows.into_iter().map(move |(key, bytes, count)| (key, narrow(bytes), narrow(count)))
 }
 
 fn site_rows<'a>(groups: impl Iterator<Item = (&'a Site, i128, i128)>) -> Vec<SiteRow> {
