@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One live allocation as the state keeps it, and the bytes it covers.
+//! One live allocation as the state keeps it, and the addresses it covers.
 
 use crate::SMALL_ALLOC_CHUNK;
 use crate::record::AllocKind;
 
-/// What is kept of a live allocation: 32 bytes, since millions may be live.
+/// A live allocation in 32 bytes, since millions may be live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Allocation {
     pub(crate) addr: u64,
     pub(crate) bytes: usize,
     /// Its creation index.
     pub(crate) index: u64,
-    /// The number of its group: line, scope, tag and kind.
+    /// The number of its group: site, scope, tag and kind.
     pub(crate) group: u32,
     pub(crate) kind: AllocKind,
     /// The driver refused to free it.
@@ -21,7 +21,7 @@ pub(crate) struct Allocation {
 }
 
 impl Allocation {
-    /// Its bytes; none where it has none.
+    /// The addresses it covers; none where it has no bytes.
     pub(crate) fn extent(&self) -> Option<Extent> {
         Extent::new(self.addr, self.bytes)
     }
@@ -29,11 +29,6 @@ impl Allocation {
     /// Whether it has bytes in `extent`.
     pub(crate) fn shares(&self, extent: Extent) -> bool {
         self.extent().is_some_and(|own| own.first <= extent.last && extent.first <= own.last)
-    }
-
-    /// Whether it is the caller's, which padding is not.
-    pub(crate) fn is_callers(&self) -> bool {
-        self.kind != AllocKind::Padding
     }
 
     /// Whether `addr` is its base or lies in its bytes.
@@ -57,7 +52,7 @@ impl Allocation {
     }
 }
 
-/// The bytes of an allocation as an inclusive range that ends with the address space.
+/// The addresses an allocation covers, both ends included; cut at the end of the address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
     pub(crate) first: u64,
@@ -65,7 +60,7 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    /// None where there are no bytes.
+    /// None where `bytes` is 0.
     pub(crate) fn new(addr: u64, bytes: usize) -> Option<Self> {
         let more = (bytes as u64).checked_sub(1)?;
         Some(Self { first: addr, last: addr.saturating_add(more) })
@@ -75,19 +70,7 @@ impl Extent {
         self.first <= addr && addr <= self.last
     }
 
-    /// First and last page touched, once where they are one.
-    pub(crate) fn end_pages(self) -> impl Iterator<Item = u64> {
-        let (first, last) = self.pages();
-        std::iter::once(first).chain((last != first).then_some(last))
-    }
-
-    /// Pages between these two.
-    pub(crate) fn pages_between(self) -> u64 {
-        let (first, last) = self.pages();
-        (last - first).saturating_sub(1)
-    }
-
-    /// First and last page touched.
+    /// The numbers of its first and last page.
     pub(crate) fn pages(self) -> (u64, u64) {
         (self.first / SMALL_ALLOC_CHUNK, self.last / SMALL_ALLOC_CHUNK)
     }

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The difference of two snapshots as plain data.
 
-use std::collections::BTreeMap;
-
 use crate::record::AllocKind;
 use crate::snapshot::{Site, Snapshot, gather};
 
 impl Snapshot {
-    /// What happened from `before` to this snapshot. Parts of arenas are left out: their arenas' bytes say what they take.
+    /// The difference of this snapshot from the earlier one `before`. Parts of arenas are left out: the bytes of their arenas
+    /// include them.
     ///
     /// ```
     /// use std::panic::Location;
@@ -19,30 +18,19 @@ impl Snapshot {
     /// assert_eq!(diff.by_site()[0].bytes, 4096);
     /// ```
     pub fn diff(&self, before: &Self) -> SnapshotDiff {
-        let mut changes = BTreeMap::new();
-        for group in &before.groups {
-            let (bytes, count) = changes.entry(group.key()).or_insert((0, 0));
-            *bytes -= i128::from(group.bytes);
-            *count -= i128::from(group.count);
-        }
-        for group in &self.groups {
-            let (bytes, count) = changes.entry(group.key()).or_insert((0, 0));
-            *bytes += i128::from(group.bytes);
-            *count += i128::from(group.count);
-        }
-        let mut groups: Vec<_> = changes
-            .into_iter()
-            .filter(|&(_, change)| change != (0, 0))
-            .map(|((site, scope, tag, kind), (bytes, count))| GroupChange {
-                site: site.clone(),
-                scope: scope.clone(),
-                tag: tag.clone(),
-                kind,
-                bytes: clamp(bytes),
-                count: clamp(count),
-            })
-            .collect();
-        groups.sort_by_key(|group| std::cmp::Reverse(group.bytes.unsigned_abs()));
+        let old = before.groups.iter().map(|group| (group, -1));
+        let new = self.groups.iter().map(|group| (group, 1));
+        let changes = old.chain(new).map(|(group, sign)| {
+            (group.key(), sign * i128::from(group.bytes), sign * i128::from(group.count))
+        });
+        let groups = gather(changes, clamp).map(|((site, scope, tag, kind), bytes, count)| GroupChange {
+            site: site.clone(),
+            scope: scope.clone(),
+            tag: tag.clone(),
+            kind,
+            bytes,
+            count,
+        });
         let (old, new) = (&before.totals, &self.totals);
         let step = |old: u64, new: u64| clamp(i128::from(new) - i128::from(old));
         SnapshotDiff {
@@ -52,22 +40,22 @@ impl Snapshot {
             slack_bytes: step(old.slack_bytes, new.slack_bytes),
             arena_bytes: step(old.arena_bytes, new.arena_bytes),
             pinned_bytes: step(old.pinned_bytes, new.pinned_bytes),
-            groups,
+            groups: groups.collect(),
         }
     }
 }
 
-/// What one line in one scope, under one tag, of one kind, holds more (or less) than before.
+/// How much more (or less) one site holds in one scope, under one tag, of one kind, than before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct GroupChange {
-    /// Who.
+    /// The call site.
     pub site: Site,
-    /// In which scope.
+    /// Its scope.
     pub scope: Option<String>,
-    /// Under which tag.
+    /// Its tag.
     pub tag: Option<String>,
-    /// Of which memory.
+    /// Its kind of memory.
     pub kind: AllocKind,
     /// Bytes more; negative for less.
     pub bytes: i64,
@@ -75,7 +63,7 @@ pub struct GroupChange {
     pub count: i64,
 }
 
-/// A call site and what it holds more than before.
+/// A call site and how much more it holds than before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SiteChange {
@@ -87,11 +75,11 @@ pub struct SiteChange {
     pub count: i64,
 }
 
-/// A scope and what it holds more than before.
+/// A scope and how much more it holds than before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LabelChange {
-    /// The whole label; none for what had none.
+    /// The whole label; none for allocations outside any scope.
     pub label: Option<String>,
     /// Bytes more; negative for less.
     pub bytes: i64,
@@ -99,54 +87,43 @@ pub struct LabelChange {
     pub count: i64,
 }
 
-/// From one snapshot to another: every figure is later less earlier. Shown as text by `Display`.
+/// The difference of two snapshots: every figure is the later less the earlier. `Display` shows it as text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct SnapshotDiff {
-    /// Bytes of sweepable allocations.
+    /// Bytes of sweepable (device and managed) allocations.
     pub live_bytes: i64,
-    /// Their number.
+    /// Number of sweepable allocations.
     pub live_count: i64,
-    /// Bytes of pages.
+    /// Resident bytes.
     pub resident_bytes: i64,
-    /// Bytes of slack.
+    /// Slack, in bytes.
     pub slack_bytes: i64,
     /// Bytes of arenas.
     pub arena_bytes: i64,
     /// Bytes of pinned host memory.
     pub pinned_bytes: i64,
-    /// What changed, largest change first; what did not is left out.
+    /// The groups that changed, largest change first.
     pub groups: Vec<GroupChange>,
 }
 
 impl SnapshotDiff {
     /// Changes of sweepable allocations by call site, largest first, then by name.
     pub fn by_site(&self) -> Vec<SiteChange> {
-        let rows =
-            gather(self.sweepable().map(|group| (&group.site, group.bytes.into(), group.count.into())));
-        rows.map(|(site, bytes, count)| SiteChange {
-            site: site.clone(),
-            bytes: clamp(bytes),
-            count: clamp(count),
-        })
-        .collect()
+        let rows = self.rows(|group| &group.site);
+        rows.map(|(site, bytes, count)| SiteChange { site: site.clone(), bytes, count }).collect()
     }
 
     /// Changes of sweepable allocations by scope, largest first, then by name.
     pub fn by_scope(&self) -> Vec<LabelChange> {
-        let rows =
-            gather(self.sweepable().map(|group| (&group.scope, group.bytes.into(), group.count.into())));
-        rows.map(|(label, bytes, count)| LabelChange {
-            label: label.clone(),
-            bytes: clamp(bytes),
-            count: clamp(count),
-        })
-        .collect()
+        let rows = self.rows(|group| &group.scope);
+        rows.map(|(label, bytes, count)| LabelChange { label: label.clone(), bytes, count }).collect()
     }
 
-    fn sweepable(&self) -> impl Iterator<Item = &GroupChange> {
-        self.groups.iter().filter(|group| group.kind.is_sweepable())
+    fn rows<K: Ord + 'static>(&self, key: fn(&GroupChange) -> &K) -> impl Iterator<Item = (&K, i64, i64)> {
+        let groups = self.groups.iter().filter(|group| group.kind.is_sweepable());
+        gather(groups.map(move |group| (key(group), group.bytes.into(), group.count.into())), clamp)
     }
 }
 

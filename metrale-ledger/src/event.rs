@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The last things that happened, for whoever asks for them.
+//! The last records and frees, kept if asked for.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::panic::Location;
 
 use crate::misuse::FreedBy;
-use crate::record::LiveAllocation;
+use crate::record::{LiveAllocation, SourceLine};
 
 /// What happened to an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -14,23 +14,23 @@ use crate::record::LiveAllocation;
 pub enum EventKind {
     /// It was recorded.
     Recorded,
-    /// It was put back, since the driver refused its free.
+    /// It was restored, since the driver refused its free.
     Restored,
-    /// It came off the ledger.
+    /// It ended: freed, swept or displaced.
     Gone(FreedBy),
 }
 
-/// One thing that happened; see [`Ledger::recent_events`](crate::Ledger::recent_events).
+/// What happened to one allocation; see [`Ledger::recent_events`](crate::Ledger::recent_events).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Event {
-    /// How many events came before it since events are kept.
+    /// Number of earlier events since events are kept.
     pub number: u64,
     /// What happened.
     pub kind: EventKind,
-    /// To which allocation.
+    /// The allocation.
     pub allocation: LiveAllocation,
-    /// The source line that did it: of the allocation for `Recorded` and `Restored`, of the free otherwise.
+    /// The source line: of the allocation for `Recorded` and `Restored`, of the free for `Gone`.
     pub at: &'static Location<'static>,
 }
 
@@ -45,7 +45,7 @@ impl fmt::Display for Event {
     }
 }
 
-/// The last events, up to a limit; none at first.
+/// The last events, up to a limit, which is 0 at first.
 #[derive(Default)]
 pub(crate) struct Events {
     kept: VecDeque<Event>,
@@ -54,7 +54,7 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Starts anew with another limit.
+    /// Forgets all events and keeps up to `limit` from now on.
     pub(crate) fn keep(&mut self, limit: usize) {
         *self = Self { limit, ..Self::default() };
     }
@@ -63,12 +63,7 @@ impl Events {
         self.limit > 0
     }
 
-    pub(crate) fn push(
-        &mut self,
-        kind: EventKind,
-        allocation: LiveAllocation,
-        at: &'static Location<'static>,
-    ) {
+    pub(crate) fn push(&mut self, kind: EventKind, allocation: LiveAllocation, at: SourceLine) {
         if self.kept.len() >= self.limit {
             self.kept.pop_front();
         }

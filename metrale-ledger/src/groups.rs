@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Groups: what each line holds in each scope, under each tag, of each kind, now and at the peak. And the labels they name.
+//! Groups: what each site holds in each scope, under each tag, of each kind, now and at the peak; and the labels of scopes and
+//! tags.
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
-use std::panic::Location;
 use std::sync::Arc;
 
 use rustc_hash::FxBuildHasher;
 
 use crate::peak::Held;
-use crate::record::AllocKind;
+use crate::record::{AllocKind, SourceLine};
 
-/// No scope, no tag.
+/// Stands for no scope and for no tag.
 pub(crate) const NO_LABEL: u32 = u32::MAX;
 
 /// Scope and tag labels by number.
@@ -22,7 +22,7 @@ pub(crate) struct Labels {
 }
 
 impl Labels {
-    /// The number of a label, new or known.
+    /// The number of a label, which gets one if it is new.
     pub(crate) fn number(&mut self, label: &str) -> u32 {
         if let Some(&number) = self.numbers.get(label) {
             return number;
@@ -40,16 +40,16 @@ impl Labels {
     }
 }
 
-/// What tells one group from another. Labels are numbers of [`Labels`].
+/// What the allocations of a group have in common. Scope and tag are numbers of [`Labels`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GroupKey {
-    pub(crate) site: &'static Location<'static>,
+    pub(crate) site: SourceLine,
     pub(crate) scope: u32,
     pub(crate) tag: u32,
     pub(crate) kind: AllocKind,
 }
 
-/// By the address of the location, which is quick; a snapshot joins groups of one line that has two.
+/// Compares locations by address, which is quick. A site may have several; a snapshot joins their groups.
 impl PartialEq for GroupKey {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self.site, other.site)
@@ -67,7 +67,7 @@ impl Hash for GroupKey {
     }
 }
 
-/// Bytes and number of allocations. Wide, since a caller may claim any size.
+/// Bytes and number of allocations. Wide, since callers may claim any sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sum {
     pub(crate) bytes: u128,
@@ -94,7 +94,7 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// The number of a group, new or known.
+    /// The number of a group, which gets one if it is new.
     #[inline]
     pub(crate) fn number(&mut self, key: GroupKey) -> u32 {
         let next = self.list.len() as u32;
@@ -109,7 +109,7 @@ impl Groups {
         self.list[number as usize].0
     }
 
-    /// What a group holds, to be changed.
+    /// What a group holds, for a change.
     pub(crate) fn held_mut(&mut self, number: u32) -> &mut Held<Sum> {
         &mut self.list[number as usize].1
     }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The live allocations of one address space: exact base, owner of an address, overlaps, page counts.
+//! The live allocations of one address space: found by base or by any address in them; overlaps; numbers of pages.
 //!
 //! ```text
 //!   aligned   base -> allocation that begins at a multiple of 512 bytes and lies in one page, as nearly all do
-//!   others    base -> allocation that crosses pages, or begins elsewhere, or has no bytes; in order of address
+//!   irregular base -> any other allocation: it crosses pages, begins elsewhere, or has no bytes; in order of address
 //!   pages     page number -> where aligned allocations begin, as bits; how many allocations touch the page
 //! ```
 //!
-//! As long as nothing overlaps, the nearest base at or below an address is its owner, or it has none; and the pages between
-//! the ends of an allocation are its own, so they are counted and not stored. An overlap is a caller's mistake, yet both
-//! records are kept. A search then goes on to lower bases for as long as one could reach so far, and
-//! [`AddressSpace::distinct_pages`] counts anew.
+//! While nothing overlaps, an address belongs to the allocation with the nearest base at or below it, or to none; and the pages
+//! between the first and the last of an allocation are its own, so they are counted and not stored. An overlap is a caller's
+//! mistake, yet both records are kept. Then a search goes on to lower bases as far as an allocation could reach the address,
+//! and [`AddressSpace::distinct_pages`] counts all pages again.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -22,14 +22,14 @@ use crate::allocation::{Allocation, Extent};
 use crate::page::{Page, PageCounts, Touch};
 use crate::record::AllocKind;
 
-/// Pages kept for their next allocation although nothing touches them now.
+/// Number of pages that are kept for their next allocation although nothing touches them now.
 const IDLE_PAGES: usize = 4096;
 
 /// One address space.
 #[derive(Default)]
 pub(crate) struct AddressSpace {
     aligned: HashMap<u64, Allocation, FxBuildHasher>,
-    others: BTreeMap<u64, Allocation>,
+    irregular: BTreeMap<u64, Allocation>,
     pages: HashMap<u64, Page, FxBuildHasher>,
     counts: PageCounts,
     /// Pages that nothing touches.
@@ -37,9 +37,9 @@ pub(crate) struct AddressSpace {
     /// Live allocations that overlapped another when they were inserted. Each overlapping pair has at least one, so at 0
     /// nothing overlaps.
     overlapping: usize,
-    /// Live allocations without bytes. They are no owners, so a search in `others` goes past them.
+    /// Live allocations without bytes. No address lies in them, so a search in `irregular` skips them.
     empty: usize,
-    /// No allocation in `others` since it was last empty is longer than this many bytes, less one.
+    /// The bytes, less one, of the longest allocation in `irregular` since that was last empty.
     longest: u64,
 }
 
@@ -57,7 +57,7 @@ fn is_aligned(extent: Extent) -> bool {
     extent.first.is_multiple_of(Page::GRAIN) && page_of(extent.first) == page_of(extent.last)
 }
 
-/// The page with this number, which is about to be touched, or to lose a touch.
+/// The page with this number, for a change; it is not counted as idle meanwhile.
 fn page_mut<'a>(
     pages: &'a mut HashMap<u64, Page, FxBuildHasher>,
     idle: &mut usize,
@@ -74,23 +74,23 @@ fn page_mut<'a>(
 impl AddressSpace {
     /// The allocation whose base is `addr`.
     pub(crate) fn get(&self, addr: u64) -> Option<&Allocation> {
-        self.aligned.get(&addr).or_else(|| self.others.get(&addr))
+        self.aligned.get(&addr).or_else(|| self.irregular.get(&addr))
     }
 
-    /// That allocation, to be changed in anything but its place, size and kind.
+    /// The same, to change anything but its address, size and kind.
     pub(crate) fn get_mut(&mut self, addr: u64) -> Option<&mut Allocation> {
-        self.aligned.get_mut(&addr).or_else(|| self.others.get_mut(&addr))
+        self.aligned.get_mut(&addr).or_else(|| self.irregular.get_mut(&addr))
     }
 
-    /// The allocation whose bytes hold `addr`: of several the one with the highest base. An empty one holds its base only
-    /// where no other does.
+    /// The allocation in which `addr` lies: of several the one with the highest base. An allocation without bytes is the answer
+    /// to its base if no other is.
     pub(crate) fn owner(&self, addr: u64) -> Option<&Allocation> {
         self.overlap(Extent { first: addr, last: addr }).or_else(|| self.get(addr))
     }
 
     /// All allocations, in no order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Allocation> {
-        self.aligned.values().chain(self.others.values())
+        self.aligned.values().chain(self.irregular.values())
     }
 
     /// Whether live allocations overlap, or did when one of them was inserted.
@@ -101,7 +101,7 @@ impl AddressSpace {
     /// Inserts an allocation; the answer is the base of one that it overlaps.
     ///
     /// # Errors
-    /// [`BaseIsLive`]; nothing is inserted then.
+    /// [`BaseIsLive`]; then nothing is inserted.
     #[inline]
     pub(crate) fn insert(&mut self, new: &Allocation) -> Result<Option<u64>, BaseIsLive> {
         let extent = new.extent();
@@ -111,97 +111,91 @@ impl AddressSpace {
             return Err(BaseIsLive);
         }
         self.empty += usize::from(extent.is_none());
-        let touch = Touch::of(new);
         if extent.is_some_and(is_aligned) {
             self.aligned.insert(new.addr, *new);
             let page = page_mut(&mut self.pages, &mut self.idle, page_of(new.addr));
             page.set_begin(new.addr);
-            page.add(touch, &mut self.counts);
-            self.mark_overlap(new.addr, with);
-            return Ok(with);
-        }
-        if self.others.is_empty() {
-            self.longest = 0;
-        }
-        self.others.insert(new.addr, *new);
-        if let Some(extent) = extent {
-            self.longest = self.longest.max(extent.last - extent.first);
-            for number in extent.end_pages().filter(|_| !touch.is_none()) {
-                page_mut(&mut self.pages, &mut self.idle, number).add(touch, &mut self.counts);
+            page.change(Touch::of(new), 1, &mut self.counts);
+        } else {
+            if self.irregular.is_empty() {
+                self.longest = 0;
             }
-            self.counts.change(extent.pages_between(), touch, u64::wrapping_add);
+            if let Some(extent) = extent {
+                self.longest = self.longest.max(extent.last - extent.first);
+                self.count_irregular(extent, new, 1);
+            }
+            self.irregular.insert(new.addr, *new);
         }
-        self.mark_overlap(new.addr, with);
-        Ok(with)
-    }
-
-    /// Marks the allocation with this base if it overlaps another.
-    fn mark_overlap(&mut self, addr: u64, with: Option<u64>) {
         if with.is_some()
-            && let Some(new) = self.get_mut(addr)
+            && let Some(new) = self.get_mut(new.addr)
         {
             new.overlaps = true;
             self.overlapping += 1;
         }
+        Ok(with)
     }
 
-    /// Removes the allocation whose base is `addr`, if it may go.
+    /// Removes the allocation whose base is `addr`, if it fits.
     #[inline]
     pub(crate) fn remove_if(
         &mut self,
         addr: u64,
-        may_go: impl FnOnce(&Allocation) -> bool,
+        fits: impl FnOnce(&Allocation) -> bool,
     ) -> Option<Allocation> {
-        let gone = if let Entry::Occupied(entry) = self.aligned.entry(addr) {
-            if !may_go(entry.get()) {
+        let removed = if let Entry::Occupied(entry) = self.aligned.entry(addr) {
+            if !fits(entry.get()) {
                 return None;
             }
-            let gone = entry.remove();
+            let removed = entry.remove();
             let page = page_mut(&mut self.pages, &mut self.idle, page_of(addr));
             page.clear_begin(addr);
-            page.subtract(Touch::of(&gone), &mut self.counts);
+            page.change(Touch::of(&removed), -1, &mut self.counts);
             self.idle += usize::from(page.is_idle());
-            gone
+            removed
         } else {
-            self.others.get(&addr).filter(|live| may_go(live))?;
-            self.remove_other(addr)?
+            self.irregular.get(&addr).filter(|live| fits(live))?;
+            let removed = self.irregular.remove(&addr)?;
+            match removed.extent() {
+                Some(extent) => self.count_irregular(extent, &removed, -1),
+                None => self.empty -= 1,
+            }
+            removed
         };
-        self.overlapping -= usize::from(gone.overlaps);
+        self.overlapping -= usize::from(removed.overlaps);
         if self.idle > IDLE_PAGES {
             self.pages.retain(|_, page| !page.is_idle());
             self.idle = 0;
         }
-        Some(gone)
+        Some(removed)
     }
 
-    fn remove_other(&mut self, addr: u64) -> Option<Allocation> {
-        let gone = self.others.remove(&addr)?;
-        let Some(extent) = gone.extent() else {
-            self.empty -= 1;
-            return Some(gone);
-        };
-        let touch = Touch::of(&gone);
-        for number in extent.end_pages().filter(|_| !touch.is_none()) {
+    /// Adds (`sign` 1) or subtracts (-1) an irregular allocation in the pages that it touches.
+    fn count_irregular(&mut self, extent: Extent, allocation: &Allocation, sign: i64) {
+        let touch = Touch::of(allocation);
+        let (first, last) = extent.pages();
+        let end_pages = [Some(first), Some(last).filter(|last| *last != first)];
+        for number in end_pages.into_iter().flatten().filter(|_| !touch.is_none()) {
             let page = page_mut(&mut self.pages, &mut self.idle, number);
-            page.subtract(touch, &mut self.counts);
+            page.change(touch, sign, &mut self.counts);
             self.idle += usize::from(page.is_idle());
         }
-        self.counts.change(extent.pages_between(), touch, u64::wrapping_sub);
-        Some(gone)
+        // The pages between are its own.
+        self.counts.change((last - first).saturating_sub(1), touch, sign);
     }
 
     /// Whether a device allocation or padding begins or ends in each page of the ends of these bytes.
     pub(crate) fn is_held(&self, addr: u64, bytes: usize) -> bool {
         let is_device = |number: u64| self.pages.get(&number).is_some_and(Page::is_device);
-        Extent::new(addr, bytes).is_some_and(|extent| extent.end_pages().all(is_device))
+        Extent::new(addr, bytes)
+            .is_some_and(|extent| is_device(extent.pages().0) && is_device(extent.pages().1))
     }
 
-    /// The counts as they are kept, right as long as nothing overlaps.
+    /// The numbers of pages as they are kept, right while nothing overlaps.
     pub(crate) fn counts(&self) -> PageCounts {
         self.counts
     }
 
-    /// The distinct pages that allocations touch. While some overlap, this costs a look at every allocation.
+    /// The numbers of distinct pages. While allocations overlap, this looks at each of them.
     pub(crate) fn distinct_pages(&self) -> PageCounts {
         if !self.has_overlaps() {
             return self.counts;
@@ -218,50 +212,39 @@ impl AddressSpace {
     /// An allocation that shares bytes with `extent`: of several the one with the highest base.
     fn overlap(&self, extent: Extent) -> Option<&Allocation> {
         let aligned = self.aligned_overlap(extent);
-        if self.others.is_empty() {
+        if self.irregular.is_empty() {
             return aligned;
         }
-        aligned.into_iter().chain(self.other_overlap(extent)).max_by_key(|live| live.addr)
+        aligned.into_iter().chain(self.irregular_overlap(extent)).max_by_key(|live| live.addr)
     }
 
-    /// Such a one among the aligned allocations.
-    #[inline]
+    /// The same among the aligned allocations.
     fn aligned_overlap(&self, extent: Extent) -> Option<&Allocation> {
         let (first, last) = extent.pages();
-        if first == last {
-            return self.overlap_in_page(self.pages.get(&first)?, extent);
-        }
-        let in_page = |number: u64, page: &Page| {
-            let end = extent.last.min(number * SMALL_ALLOC_CHUNK + (SMALL_ALLOC_CHUNK - 1));
-            self.overlap_in_page(
-                page,
-                Extent { first: extent.first.max(number * SMALL_ALLOC_CHUNK), last: end },
-            )
-        };
-        // The shorter of two walks finds it.
+        let in_page = |number: &u64, page: &Page| self.overlap_in_page(*number, page, extent);
         if last - first <= self.pages.len() as u64 {
-            (first..=last).rev().find_map(|number| in_page(number, self.pages.get(&number)?))
-        } else {
-            let pages = self.pages.iter().filter(|&(&number, _)| first <= number && number <= last);
-            pages.filter_map(|(&number, page)| in_page(number, page)).max_by_key(|live| live.addr)
+            return (first..=last).rev().find_map(|number| in_page(&number, self.pages.get(&number)?));
         }
+        // There are fewer pages than the extent has.
+        let pages = self.pages.iter().filter(|&(&number, _)| first <= number && number <= last);
+        pages.filter_map(|(number, page)| in_page(number, page)).max_by_key(|live| live.addr)
     }
 
-    /// Such a one among those that begin in this page, in which `extent` lies.
-    fn overlap_in_page(&self, page: &Page, extent: Extent) -> Option<&Allocation> {
-        let mut nearest = self.aligned.get(&page.begin_below(extent.last)?)?;
-        // As long as nothing overlaps, only the nearest can share bytes.
+    /// The same among the aligned allocations of the page with this number.
+    fn overlap_in_page(&self, number: u64, page: &Page, extent: Extent) -> Option<&Allocation> {
+        let page_end = number * SMALL_ALLOC_CHUNK + (SMALL_ALLOC_CHUNK - 1);
+        let mut nearest = self.aligned.get(&page.begin_below(extent.last.min(page_end))?)?;
+        // While nothing overlaps, only the nearest can share bytes.
         while self.has_overlaps() && !nearest.shares(extent) {
-            let below =
-                nearest.addr.checked_sub(1).filter(|below| page_of(*below) == page_of(extent.last))?;
+            let below = nearest.addr.checked_sub(1).filter(|below| page_of(*below) == number)?;
             nearest = self.aligned.get(&page.begin_below(below)?)?;
         }
         Some(nearest).filter(|nearest| nearest.shares(extent))
     }
 
-    /// Such a one among the other allocations.
-    fn other_overlap(&self, extent: Extent) -> Option<&Allocation> {
-        let mut below = self.others.range(..=extent.last).rev().map(|(_, live)| live);
+    /// The same among the irregular allocations.
+    fn irregular_overlap(&self, extent: Extent) -> Option<&Allocation> {
+        let mut below = self.irregular.range(..=extent.last).rev().map(|(_, live)| live);
         if !self.has_overlaps() && self.empty == 0 {
             return below.next().filter(|live| live.shares(extent));
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The ledger and its read handle.
+//! The public API: the ledger, and the probe that reads it.
 
 use std::fmt;
 use std::panic::Location;
@@ -15,10 +15,7 @@ use crate::snapshot::Snapshot;
 use crate::state::State;
 use crate::sub_range::{SubRange, SubRangeError};
 
-/// Frees that a ledger remembers unless told otherwise.
-const TOMBSTONES: usize = 1024;
-
-/// Reads of one of the [`Totals`](crate::Totals) each, by its name.
+/// Methods that read one of the [`Totals`](crate::Totals) each, by its name.
 macro_rules! totals {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         $($(#[$doc])* pub fn $name(&self) -> usize { self.shared.totals().$name as usize })*
@@ -36,18 +33,18 @@ macro_rules! reads {
                 live_count,
                 /// The highest [`live_bytes`](Self::live_bytes) so far.
                 peak_bytes,
-                /// Bytes the driver keeps for the live device allocations: the distinct 2 MiB pages they touch. Exact after
-                /// every operation. Costs a few atomic loads; while live allocations overlap, which no driver lets happen, a look
-                /// at each of them.
+                /// Bytes of the distinct 2 MiB pages that live device allocations and padding touch, which the driver keeps
+                /// for them. Exact after every operation. Costs a few atomic loads; while live allocations overlap, which no
+                /// driver lets happen, it locks and looks at each of them.
                 resident_bytes,
-                /// What the driver keeps beyond what was asked for: [`resident_bytes`](Self::resident_bytes) less the bytes of
-                /// live device allocations and of their padding, of one moment. Costs as that does.
+                /// [`resident_bytes`](Self::resident_bytes) less the bytes of live device allocations and of padding, at one
+                /// moment. Costs the same.
                 slack_bytes,
-                /// [`chunk_slack`](crate::chunk_slack) of the [live allocations](Self::live_allocations): what the chunks of small
-                /// ones hold beyond them. Costs as [`resident_bytes`](Self::resident_bytes) does.
+                /// [`chunk_slack`](crate::chunk_slack) of the [live allocations](Self::live_allocations). Costs as much as
+                /// [`resident_bytes`](Self::resident_bytes).
                 chunk_slack_bytes,
-                /// The highest [`resident_bytes`](Self::resident_bytes) so far (seen at reads and at the peak only, from when an
-                /// allocation is recorded that overlaps another until it is gone).
+                /// The highest [`resident_bytes`](Self::resident_bytes) so far. While live allocations overlap, only the
+                /// moments of reads and of the peak count.
                 peak_resident_bytes,
                 /// Bytes of live arenas, which the live totals leave out.
                 arena_bytes,
@@ -59,7 +56,7 @@ macro_rules! reads {
                 pinned_bytes,
                 /// Number of live pinned allocations.
                 pinned_count,
-                /// Bytes of live padding, which the live totals leave out and the residency counts.
+                /// Bytes of live padding, which the live totals leave out and `resident_bytes` includes.
                 padding_bytes,
             }
 
@@ -73,8 +70,8 @@ macro_rules! reads {
                 self.shared.ask(|state| state.allocations(|of| of == kind))
             }
 
-            /// What is known of an address: live (even in the middle of an allocation), freed, or unknown. Device addresses
-            /// are looked up before host addresses.
+            /// What is at an address, which may lie inside an allocation: a live one, a freed one, or nothing known. Device
+            /// addresses are searched before host addresses.
             pub fn whois(&self, addr: u64) -> Whois {
                 self.shared.ask(|state| state.whois(addr))
             }
@@ -84,28 +81,27 @@ macro_rules! reads {
                 self.shared.ask(|state| state.part_at(addr).cloned())
             }
 
-            /// The parts of the arena with that base, by address; none where none is there.
+            /// The parts of the arena with that base, by address; empty where there is no such arena.
             pub fn sub_ranges(&self, arena: u64) -> Vec<SubRange> {
                 self.shared.ask(|state| state.arenas.parts_of(arena))
             }
 
             /// This moment as plain data: totals, and who holds them.
             ///
-            /// Holds others up for as long as it takes to copy what each line in each scope holds, not for a look at every
-            /// live allocation.
+            /// Holds the lock while it copies what each group holds. It does not look at every live allocation.
             pub fn snapshot(&self) -> Snapshot {
                 self.shared.ask(|state| state.snapshot(false))
             }
 
-            /// The moment of the last peak of [`live_bytes`](Self::live_bytes), as a snapshot taken there would be: totals,
-            /// and who held them. Of moments equally high, the first.
+            /// The snapshot of the peak of [`live_bytes`](Self::live_bytes): totals, and who held them. Of moments equally
+            /// high, the first.
             ///
             /// No history is kept for it: a group keeps its value of the last peak when it first changes after that.
             pub fn peak_snapshot(&self) -> Snapshot {
                 self.shared.ask(|state| state.snapshot(true))
             }
 
-            /// The last events, oldest first, as many as [`Ledger::keep_events`] was told to keep; none unless it was.
+            /// The last events, oldest first: up to the limit of [`Ledger::keep_events`], which is 0 at first.
             pub fn recent_events(&self) -> Vec<Event> {
                 self.shared.ask(|state| state.events.recent())
             }
@@ -126,18 +122,19 @@ macro_rules! reads {
 
             /// This moment, to compare with later.
             pub fn mark(&self) -> Mark {
-                self.shared.ask(|state| Mark {
-                    live_count: state.sums.callers_count(),
-                    next_index: state.next_index,
+                self.shared.ask(|state| {
+                    let totals = state.totals();
+                    let live_count = totals.live_count + totals.arena_count + totals.pinned_count;
+                    Mark { live_count, next_index: state.next_index }
                 })
             }
 
-            /// For tests: asserts that exactly what was live at the mark is live now, of every kind but padding and every
-            /// thread. What was live is known by its number: a free since then is not seen where a record from before came
-            /// [back](Ledger::restore) meanwhile, as after a free that the driver refused.
+            /// For tests: asserts that the allocations live at the mark are live now and no other is, of every kind but padding
+            /// and from every thread. Allocations of before the mark are counted, not compared: a free since then is missed
+            /// where another of them was [restored](Ledger::restore) since then.
             ///
             /// # Panics
-            /// When it is not, with what is new, how many are gone, and the report.
+            /// When it is not so, with the new allocations, the number of those freed, and the report.
             #[track_caller]
             pub fn assert_unchanged_since(&self, mark: &Mark) {
                 check::assert_unchanged_since(mark, &self.shared);
@@ -158,7 +155,7 @@ macro_rules! reads {
 /// The size and the allocating source line of every live device allocation.
 ///
 /// All methods take `&self` and may be called from any thread; none blocks on anything but the ledger's own short lock.
-/// Nothing here talks to a device, so a capture under way is no concern.
+/// Nothing here calls the driver, so all of it is allowed during a capture.
 pub struct Ledger {
     shared: Arc<Shared>,
 }
@@ -168,32 +165,30 @@ reads!(Ledger);
 impl Ledger {
     /// An empty ledger that remembers the last 1024 frees.
     pub fn new() -> Self {
-        Self::with_tombstones(TOMBSTONES)
+        Self::with_tombstones(1024)
     }
 
-    /// An empty ledger that remembers the last `frees` frees, at some 60 bytes each. Frees of one address, size and kind right
-    /// behind each other count as one. 0 remembers none, and then a double free is told as foreign.
+    /// An empty ledger that remembers the last `frees` frees, at some 60 bytes each. Successive frees of one address, size and
+    /// kind count as one. With 0 it remembers none and answers a double free as foreign.
     pub fn with_tombstones(frees: usize) -> Self {
         Self { shared: Arc::new(Shared::new(frees)) }
     }
 
-    /// A handle for a reader that cannot hold the ledger. It reads the same state, so the two never disagree.
+    /// A handle for a reader that cannot hold the ledger. It reads the same state.
     pub fn probe(&self) -> LedgerProbe {
         LedgerProbe { shared: Arc::clone(&self.shared) }
     }
 
-    /// Puts a device allocation on the ledger: its address, its bytes as asked for, the source line that allocates.
+    /// Records a device allocation: its address, its bytes as asked for, the source line that allocates.
     ///
-    /// The allocation is on the ledger afterwards in any case; what was wrong with it, if anything, is in the answer and in
-    /// [`MisuseCounts`](crate::MisuseCounts), and nobody has to look:
+    /// The allocation is recorded in any case. What was wrong with it, if anything, is in the answer and in
+    /// [`MisuseCounts`](crate::MisuseCounts), and the caller may ignore it:
     ///
-    /// - one at the address of a live allocation takes its place, since the driver has given the address out anew; the older
-    ///   record comes back in the answer and is remembered as displaced. Should its free come later, from a thread that
-    ///   called the driver first, the two are in order again and neither is counted as misuse: see
-    ///   [`MisuseCounts`](crate::MisuseCounts);
-    /// - one that overlaps live allocations stands beside them, and every total counts what each said it was, residency
-    ///   each page once;
-    /// - one at null, without bytes, or past the end of the address space is counted as it is (the last up to the end).
+    /// - An allocation at the address of a live one displaces it, since the driver has returned the address again. The answer
+    ///   has the displaced record. If its free follows, neither counts as misuse (see [`MisuseCounts`](crate::MisuseCounts)).
+    /// - An allocation that overlaps live ones is recorded beside them. Totals count the bytes of each; residency counts each
+    ///   page once.
+    /// - An allocation at null, without bytes, or past the end of the address space counts as it is (the last up to the end).
     pub fn record(&self, addr: u64, bytes: usize, site: &'static Location<'static>) -> Recorded {
         self.record_as(addr, bytes, site, AllocKind::Device)
     }
@@ -228,11 +223,11 @@ impl Ledger {
         })
     }
 
-    /// Takes a device or managed allocation off the ledger. Call it *before* the driver's free: the driver may hand the
-    /// address to another thread at once. None where `addr` is no base of one; [`try_forget`](Self::try_forget) says why.
+    /// Forgets a device or managed allocation. Call it *before* the driver's free: the driver may return the address to
+    /// another thread at once. None where `addr` is no base of one; [`try_forget`](Self::try_forget) says why.
     #[track_caller]
     pub fn forget(&self, addr: u64) -> Option<AllocRecord> {
-        self.forget_as(addr, AllocKind::Device, Location::caller()).ok()
+        self.try_forget(addr).ok()
     }
 
     /// [`forget`](Self::forget) that says why not. The caller's source line is remembered as that of the free.
@@ -241,24 +236,48 @@ impl Ledger {
     /// [`ForgetError`]: double free, interior pointer, foreign pointer, another kind of memory, null.
     #[track_caller]
     pub fn try_forget(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
-        self.forget_as(addr, AllocKind::Device, Location::caller())
+        self.forget_as(addr, AllocKind::Device)
     }
 
-    /// Takes an arena off the ledger.
+    /// Forgets an arena.
     ///
     /// # Errors
     /// As [`try_forget`](Self::try_forget).
     #[track_caller]
     pub fn try_forget_arena(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
-        self.forget_as(addr, AllocKind::Arena, Location::caller())
+        self.forget_as(addr, AllocKind::Arena)
     }
 
-    /// Puts a named part of an arena on the ledger: `bytes` bytes from `offset_bytes` on. It shows under its arena in reports,
-    /// with this thread's scope, and is in no total, for the arena's bytes are. It ends by
+    /// Forgets pinned host memory, by its host address.
+    ///
+    /// # Errors
+    /// As [`try_forget`](Self::try_forget).
+    #[track_caller]
+    pub fn try_forget_pinned(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
+        self.forget_as(addr, AllocKind::Pinned)
+    }
+
+    /// Forgets padding, by its first address.
+    ///
+    /// # Errors
+    /// As [`try_forget`](Self::try_forget).
+    #[track_caller]
+    pub fn try_forget_padding(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
+        self.forget_as(addr, AllocKind::Padding)
+    }
+
+    #[track_caller]
+    fn forget_as(&self, addr: u64, kind: AllocKind) -> Result<AllocRecord, ForgetError> {
+        let freed_at = Location::caller();
+        self.shared.change(|state| state.forget(addr, kind, freed_at))
+    }
+
+    /// Records a named part of an arena: `bytes` bytes from `offset_bytes` on. Reports show it under its arena, with this
+    /// thread's scope. No total includes it, since totals include its arena. It ends by
     /// [`end_sub_range`](Self::end_sub_range) or with its arena.
     ///
     /// # Errors
-    /// [`SubRangeError`]: no such arena, no bytes, past its end, bytes that another part has. Nothing is then changed.
+    /// [`SubRangeError`]: no such arena, no bytes, past its end, bytes that another part has. Then nothing changes.
     pub fn record_sub_range(
         &self,
         arena: u64,
@@ -268,64 +287,37 @@ impl Ledger {
         site: &'static Location<'static>,
     ) -> Result<(), SubRangeError> {
         let scope = scope::current(&self.shared);
-        self.shared.ask(|state| state.begin_part(arena, offset_bytes, (bytes, name, site), scope))
+        self.shared.ask(|state| state.begin_part(arena, offset_bytes, bytes, name, site, scope))
     }
 
-    /// Takes the part of an arena that begins at `addr` off the ledger. The caller's source line is remembered.
+    /// Ends the part of an arena that begins at `addr`. The caller's source line is remembered.
     ///
     /// # Errors
-    /// [`SubRangeError`]: given back before (with the line that did), inside a part, unknown.
+    /// [`SubRangeError`]: ended before (with the line that ended it), inside a part, unknown.
     #[track_caller]
     pub fn end_sub_range(&self, addr: u64) -> Result<SubRange, SubRangeError> {
         let at = Location::caller();
         self.shared.ask(|state| state.arenas.end(addr, at))
     }
 
-    /// Takes pinned host memory off the ledger, by its host address.
+    /// Restores a record that was just forgotten, since the driver refused to free the allocation. The record keeps its index,
+    /// scope and site, is marked [`free_refused`](AllocRecord::free_refused), and its free is no longer remembered.
     ///
-    /// # Errors
-    /// As [`try_forget`](Self::try_forget).
-    #[track_caller]
-    pub fn try_forget_pinned(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
-        self.forget_as(addr, AllocKind::Pinned, Location::caller())
-    }
-
-    /// Takes padding off the ledger, by its first address.
-    ///
-    /// # Errors
-    /// As [`try_forget`](Self::try_forget).
-    #[track_caller]
-    pub fn try_forget_padding(&self, addr: u64) -> Result<AllocRecord, ForgetError> {
-        self.forget_as(addr, AllocKind::Padding, Location::caller())
-    }
-
-    fn forget_as(
-        &self,
-        addr: u64,
-        kind: AllocKind,
-        freed_at: &'static Location<'static>,
-    ) -> Result<AllocRecord, ForgetError> {
-        self.shared.change(|state| state.forget(addr, kind, freed_at))
-    }
-
-    /// Puts back what was just taken off, since the driver refused to free it. The record keeps its index, scope and site,
-    /// is marked [`free_refused`](AllocRecord::free_refused), and its free is no longer remembered.
-    ///
-    /// Should the address be live again by now, that allocation stays and the answer holds the refused record.
+    /// If another allocation is live at the address by now, that one stays and the answer has the refused record.
     pub fn restore(&self, addr: u64, record: &AllocRecord) -> Recorded {
         self.shared.change(|state| state.restore(addr, record))
     }
 
-    /// Takes every device and managed allocation off the ledger and returns them, base address and record, in order of
-    /// creation. Arenas and pinned memory stay.
+    /// Forgets every device and managed allocation and returns them, base address and record, in order of creation. Arenas,
+    /// pinned memory and padding stay.
     #[track_caller]
     pub fn drain(&self) -> Vec<(u64, AllocRecord)> {
         let swept_at = Location::caller();
         self.shared.change(|state| state.drain(swept_at))
     }
 
-    /// Labels what this thread records on this ledger until the guard is dropped. Scopes nest: the label of an inner one is
-    /// joined to the outer one's by `/`. A ledger remembers each label it has seen.
+    /// Labels what this thread records on this ledger until the guard is dropped. Scopes nest: `/` joins the label of an inner
+    /// scope to that of the outer one. A ledger keeps each label for as long as it lives.
     ///
     /// ```
     /// # use std::panic::Location;
@@ -340,13 +332,13 @@ impl Ledger {
         ScopeGuard::open(Arc::clone(&self.shared), label)
     }
 
-    /// Names one live allocation, of any kind, by its base. False where none is there. A peak that it was part of before
-    /// keeps it without the name: [`peak_snapshot`](Self::peak_snapshot) is what a snapshot taken there would have told.
+    /// Tags one live allocation, of any kind, by its base. False where none is there. A peak reached before has it without
+    /// the tag: [`peak_snapshot`](Self::peak_snapshot) shows what was true at the peak.
     pub fn tag(&self, addr: u64, tag: &str) -> bool {
         self.shared.ask(|state| state.tag(addr, tag))
     }
 
-    /// Starts the peaks anew from what is live now.
+    /// Sets the peaks to what is live now.
     pub fn reset_peak(&self) {
         self.shared.change(State::reset_peak);
     }
@@ -363,7 +355,7 @@ impl Default for Ledger {
     }
 }
 
-/// A clonable read handle on a [`Ledger`], good for as long as anyone holds it.
+/// A clonable handle that reads a [`Ledger`]; it stays valid when the ledger is dropped.
 #[derive(Clone)]
 pub struct LedgerProbe {
     shared: Arc<Shared>,

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The device-allocation ledger: size and source line of every live device allocation, with no driver.
 //!
-//! Who allocates says so ([`Ledger::record`]) and who frees says so ([`Ledger::forget`]). From that alone the ledger
-//! knows, exactly and after every operation, what is live, what the device keeps for it, who made it, and what was wrong
-//! with a free that names nothing live. It touches no device, reads no clock and knows no driver type, so tests use it
-//! on any machine.
+//! An engine records each allocation ([`Ledger::record`]) and forgets it before it frees it ([`Ledger::forget`]). From that
+//! alone the ledger knows, exactly and after every operation, what is live, what the device keeps for it, which source line
+//! allocated it, and what was wrong with a free of something that is not live. It touches no device, reads no clock and
+//! knows no driver type, so tests use it on any machine.
 //!
 //! ```text
 //!   engine --alloc--> driver --address--> Ledger::record(address, bytes, site)      LedgerProbe: the same reads,
-//!   engine --free---> Ledger::forget(address) --then--> driver                      for whoever cannot hold the ledger
+//!   engine --free---> Ledger::forget(address) --then--> driver                      for a reader that cannot hold the ledger
 //! ```
 //!
 //! ```
@@ -35,11 +35,11 @@
 //!
 //! Every operation takes effect at one moment between its call and its return, and all of them in one order. The totals
 //! ([`live_bytes`](Ledger::live_bytes), [`live_count`](Ledger::live_count), [`resident_bytes`](Ledger::resident_bytes),
-//! [`slack_bytes`](Ledger::slack_bytes), [`chunk_slack_bytes`](Ledger::chunk_slack_bytes)) are sums over that order, and the
-//! peaks ([`peak_bytes`](Ledger::peak_bytes), [`peak_resident_bytes`](Ledger::peak_resident_bytes)) are the highest sums in it.
-//! A read is the total of one moment, and a later read is of the same or a later moment. A [`Snapshot`], and so a report, is
-//! one moment too: its totals and its groups agree, and [`peak_snapshot`](Ledger::peak_snapshot) is the very moment of the
-//! peak. Two totals that must agree come from one snapshot.
+//! [`slack_bytes`](Ledger::slack_bytes), [`chunk_slack_bytes`](Ledger::chunk_slack_bytes)) are sums over that order, and
+//! the peaks ([`peak_bytes`](Ledger::peak_bytes), [`peak_resident_bytes`](Ledger::peak_resident_bytes)) are the highest
+//! sums in it. A read is the total of one moment, and a later read is of the same or a later moment. A [`Snapshot`], and so
+//! a report, is one moment too: its totals and its groups agree, and [`peak_snapshot`](Ledger::peak_snapshot) is the moment
+//! of the peak. Take totals that must agree from one snapshot.
 //!
 //! Residency is the number of distinct 2 MiB pages that device allocations touch, which on an H200 is what the driver's
 //! own free figure shows. [`placement`] predicts it before anything is allocated, and [`plan`] for a whole stream.
@@ -48,25 +48,24 @@
 //!
 //! One mutex guards the state, and a record or a free holds it for less than a tenth of a microsecond. A driver serialises its
 //! own calls and takes 2 µs or more for each pair, so an engine does not notice. A total is read without the lock, in a few
-//! nanoseconds. A snapshot costs what there are lines and scopes. [`live_allocations`](Ledger::live_allocations),
-//! [`drain`](Ledger::drain) and the assertions look at every live allocation. While live allocations overlap, which no driver
-//! lets happen, reading a total of pages counts them anew.
+//! nanoseconds. The cost of a snapshot grows with the number of groups. [`live_allocations`](Ledger::live_allocations),
+//! [`drain`](Ledger::drain) and the assertions look at every live allocation. So does a read of resident bytes or slack while
+//! live allocations overlap, which no driver lets happen.
 //!
 //! # What it is not
 //!
-//! It does not call a driver, does not see allocations nobody records (libraries with allocators of their own), and does
-//! not model managed memory's migration: managed bytes are counted, their residency is not.
+//! It does not call a driver, does not see allocations that nobody records (such as those of libraries), and does
+//! not model the migration of managed memory: it counts managed bytes, and no residency for them.
 //!
 //! # Features
 //!
-//! - `serde` (off): `Serialize` and `Deserialize` for [`Snapshot`], [`SnapshotDiff`], a plan's summary, and what they hold.
+//! - `serde` (off): `Serialize` and `Deserialize` for [`Snapshot`], [`SnapshotDiff`], a plan's summary, and the types in them.
 //! - `trace` (off): reading allocation logs, compressed or not, and planning them.
 
 #![forbid(unsafe_code)]
 
 mod allocation;
 mod check;
-mod chunk_slack;
 mod diff;
 mod event;
 mod groups;
@@ -92,11 +91,11 @@ mod totals;
 pub mod trace;
 
 pub use check::Mark;
-pub use chunk_slack::chunk_slack;
 pub use diff::{GroupChange, LabelChange, SiteChange, SnapshotDiff};
 pub use event::{Event, EventKind};
 pub use ledger::{Ledger, LedgerProbe};
 pub use misuse::{ForgetError, FreedAllocation, FreedBy, MisuseCounts, RecordMisuse, Recorded, Whois};
+pub use placement::chunk_slack::chunk_slack;
 pub use record::{AllocKind, AllocRecord, LiveAllocation};
 pub use scope::ScopeGuard;
 pub use snapshot::{ArenaRow, FileRow, Group, LabelRow, PartRow, Site, SiteRow, Snapshot};
@@ -104,7 +103,7 @@ pub use sub_range::{SubRange, SubRangeError};
 pub use text::{ByteSize, Label};
 pub use totals::Totals;
 
-/// Bytes of the chunk into which the driver packs small allocations, and of the page that larger ones take whole.
+/// Bytes of a page, and of a chunk: a page that allocations below this size share.
 pub const SMALL_ALLOC_CHUNK: u64 = 2 << 20;
 
 /// Compiles the README's example.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Answers to what should not have been asked: frees of what is not live, records over what is.
+//! Answers to misuse, such as a second free or a record that overlaps a live allocation, and to what is at an address.
 
 use std::fmt;
 use std::panic::Location;
@@ -7,15 +7,15 @@ use std::panic::Location;
 use crate::record::{AllocRecord, LiveAllocation};
 use crate::sub_range::SubRange;
 
-/// How an allocation came off the ledger.
+/// How an allocation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FreedBy {
-    /// [`forget`](crate::Ledger::forget) or one of its kin.
+    /// By [`forget`](crate::Ledger::forget) or a `try_forget`.
     Free,
-    /// [`drain`](crate::Ledger::drain).
+    /// By [`drain`](crate::Ledger::drain).
     Drain,
-    /// Another allocation was recorded at its address, so its free went unseen.
+    /// By the record of another allocation at its address: its own free was not seen.
     Displaced,
 }
 
@@ -34,11 +34,11 @@ impl fmt::Display for FreedBy {
 pub struct FreedAllocation {
     /// Its base address.
     pub addr: u64,
-    /// What it was.
+    /// Its record.
     pub record: AllocRecord,
-    /// The source line that took it off the ledger.
+    /// The source line that ended it.
     pub freed_at: &'static Location<'static>,
-    /// How it came off.
+    /// How it ended.
     pub how: FreedBy,
 }
 
@@ -48,11 +48,11 @@ impl fmt::Display for FreedAllocation {
     }
 }
 
-/// Why an address could not be taken off the ledger. Nothing was changed.
+/// Why an address could not be forgotten. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForgetError {
-    /// Null, which is nothing to free and no mistake.
+    /// It is null, for which there is nothing to free; no misuse is counted.
     #[error("null is no allocation: there is nothing to free")]
     Null,
     /// It was live once and is not now.
@@ -60,7 +60,7 @@ pub enum ForgetError {
     DoubleFree {
         /// The allocation and its first free.
         freed: Box<FreedAllocation>,
-        /// What lives on that address now, if anything does.
+        /// The live allocation in which the address lies now, if any.
         now_inside: Option<Box<LiveAllocation>>,
     },
     /// It lies inside a live allocation.
@@ -79,10 +79,10 @@ pub enum ForgetError {
         /// The allocation and its free.
         freed: Box<FreedAllocation>,
     },
-    /// It is live, but of a kind that another call takes off.
+    /// It is live, but another call forgets its kind.
     #[error("{live} is {} memory; free it as what it was allocated", live.record.kind)]
     OtherKind {
-        /// What it is.
+        /// The live allocation.
         live: Box<LiveAllocation>,
     },
     /// It is a part of an arena.
@@ -91,7 +91,7 @@ pub enum ForgetError {
         /// The part.
         part: Box<SubRange>,
     },
-    /// No allocation that the ledger knows, or still remembers, was ever there.
+    /// No allocation there is live or remembered.
     #[error(
         "{addr:#x} is not live and no free of it is remembered: it was not allocated through this ledger"
     )]
@@ -101,22 +101,22 @@ pub enum ForgetError {
     },
 }
 
-/// What was wrong with an allocation that is nevertheless on the ledger.
+/// What was wrong with an allocation that is recorded nevertheless.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordMisuse {
-    /// Another allocation stood at this very address. One address holds one record, so one of the two is kept and the
-    /// other is here: the older one, whose free the ledger did not see.
+    /// Another allocation was live at this address. Only one can be, so the ledger keeps the newer and forgets the older, whose
+    /// free it did not see.
     #[error(
         "two allocations at one address: {kept} stands, {displaced} is off the ledger; its free was not recorded"
     )]
     OverLive {
-        /// The one on the ledger now.
+        /// The allocation that is live now.
         kept: LiveAllocation,
-        /// The one that is off it.
+        /// The record that was forgotten.
         displaced: AllocRecord,
     },
-    /// It shares bytes with a live allocation; both are on the ledger.
+    /// It shares bytes with a live allocation; both are recorded.
     #[error("{new} overlaps the live {with}: a free was not recorded, or a size is wrong")]
     Overlap {
         /// The new one.
@@ -124,7 +124,7 @@ pub enum RecordMisuse {
         /// One that it overlaps.
         with: LiveAllocation,
     },
-    /// It would pass the end of the address space; residency counts what lies within.
+    /// It would pass the end of the address space; residency counts its pages up to the end.
     #[error("{new} passes the end of the address space: its size is wrong")]
     PastEnd {
         /// The new one.
@@ -144,10 +144,10 @@ pub enum RecordMisuse {
     },
 }
 
-/// The answer to a record. The allocation is on the ledger in any case, so an answer nobody looks at loses nothing.
+/// The answer to a record. The allocation is recorded in any case, so a caller may ignore the answer.
 #[derive(Clone, Debug)]
 pub struct Recorded {
-    /// Its number; see [`AllocRecord::index`].
+    /// Its creation index; see [`AllocRecord::index`].
     pub index: u64,
     /// What was wrong with it, if anything was; also counted in [`MisuseCounts`].
     pub misuse: Option<Box<RecordMisuse>>,
@@ -159,27 +159,25 @@ impl Recorded {
     /// # Errors
     /// The [`RecordMisuse`].
     pub fn into_result(self) -> Result<u64, Box<RecordMisuse>> {
-        match self.misuse {
-            None => Ok(self.index),
-            Some(misuse) => Err(misuse),
-        }
+        self.misuse.map_or(Ok(self.index), Err)
     }
 }
 
 /// How often a ledger was misused, by what went wrong: records and frees that contradict each other.
 ///
-/// A free and the record of the next allocation at its address may reach the ledger in either order, where a thread calls the
-/// driver's free first. The record then displaces an allocation and counts as `records_over_live`; when the late free comes, as
-/// a free of an address where nothing is live any more, that count is taken back and no double free is counted.
+/// A thread that calls the driver's free first may record that free after another thread has recorded the next allocation
+/// at the address. That record displaces the older allocation and counts in `records_over_live`. When the late free
+/// follows, the count is taken back and no double free is counted, provided that the free finds nothing live at the
+/// address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct MisuseCounts {
-    /// Frees of what had been freed before.
+    /// Frees of an allocation that was freed before.
     pub double_frees: u64,
     /// Frees of an address inside a live allocation.
     pub interior_frees: u64,
-    /// Frees of what the ledger does not know, or no longer.
+    /// Frees of an address that the ledger does not know or does not remember.
     pub foreign_frees: u64,
     /// Frees by the call for another kind of memory.
     pub other_kind_frees: u64,
@@ -189,7 +187,7 @@ pub struct MisuseCounts {
     pub overlapping_records: u64,
     /// Records at null, without bytes, or past the end of the address space.
     pub odd_records: u64,
-    /// Records put back since the driver refused the free.
+    /// Records restored since the driver refused the free.
     pub refused_frees: u64,
 }
 
@@ -208,7 +206,7 @@ impl MisuseCounts {
         ]
     }
 
-    /// All together.
+    /// The sum of all counts.
     pub fn total(&self) -> u64 {
         self.named().iter().fold(0, |sum, &(n, _)| sum.saturating_add(n))
     }
@@ -242,16 +240,16 @@ impl MisuseCounts {
 pub enum Whois {
     /// It lies in a live allocation.
     Live {
-        /// That allocation. Should several overlap there, the one with the highest base.
+        /// That allocation; of several that overlap there, the one with the highest base.
         allocation: LiveAllocation,
-        /// How far behind its base, in bytes.
+        /// The distance from its base, in bytes.
         offset_bytes: u64,
     },
-    /// It lay in an allocation that is gone; the last one, if several were there.
+    /// It lay in an allocation that was freed; of several, in the one freed last.
     Freed {
         /// That allocation and its free.
         freed: FreedAllocation,
-        /// How far behind its base, in bytes.
+        /// The distance from its base, in bytes.
         offset_bytes: u64,
     },
     /// Nothing was recorded there, or it was freed too long ago to be remembered.

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One 2 MiB page: where allocations begin in it, how many touch it, and what that makes of the page counts.
+//! One 2 MiB page: where allocations begin in it, and how many touch it; and the numbers of pages that this gives.
 
 use crate::SMALL_ALLOC_CHUNK;
 use crate::allocation::Allocation;
 use crate::record::AllocKind;
 
-/// Numbers of distinct pages. They wrap while overlaps count a page twice, and are right again when the overlap ends.
+/// Numbers of distinct pages. They may wrap while allocations overlap, and are right again when none does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PageCounts {
     /// Touched by a device allocation or by padding.
     pub(crate) device: u64,
     /// Touched by arenas only.
     pub(crate) arena_only: u64,
-    /// Touched by a sweepable allocation smaller than a chunk. Always exact, since such a one has no pages between its ends.
+    /// Touched by a sweepable allocation smaller than a chunk. Always exact, since such an allocation has no pages between its
+    /// ends.
     pub(crate) small: u64,
 }
 
-/// As what an allocation touches its pages.
+/// In which numbers of pages an allocation counts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Touch {
     /// A device allocation or padding.
@@ -35,17 +36,18 @@ impl Touch {
         }
     }
 
-    /// Whether it touches none, as large managed memory.
+    /// Whether it counts in none of them, as large managed memory.
     pub(crate) fn is_none(self) -> bool {
         !(self.is_device || self.is_arena || self.is_small)
     }
 }
 
 impl PageCounts {
-    /// Adds (or subtracts, as `step` does) so many pages that only one allocation touches.
-    pub(crate) fn change(&mut self, pages: u64, touch: Touch, step: fn(u64, u64) -> u64) {
-        self.device = step(self.device, pages * u64::from(touch.is_device));
-        self.arena_only = step(self.arena_only, pages * u64::from(touch.is_arena));
+    /// Adds (`sign` 1) or subtracts (-1) pages that only one allocation touches.
+    pub(crate) fn change(&mut self, pages: u64, touch: Touch, sign: i64) {
+        let change = sign * pages as i64;
+        self.device = self.device.wrapping_add_signed(change * i64::from(touch.is_device));
+        self.arena_only = self.arena_only.wrapping_add_signed(change * i64::from(touch.is_arena));
     }
 }
 
@@ -61,7 +63,7 @@ pub(crate) struct Page {
     small: u32,
     /// Bit w: word w of `begins` is not 0.
     words: u64,
-    /// In which grains an aligned allocation begins. Made with the first.
+    /// In which grains an aligned allocation begins. Made with the first of them.
     begins: Option<Box<[u64; WORDS]>>,
 }
 
@@ -69,20 +71,20 @@ impl Page {
     /// Drivers place memory at multiples of this many bytes.
     pub(crate) const GRAIN: u64 = 512;
 
-    /// The word of an address in its page, and the bit in that.
+    /// The word of an address in its page, and its bit in that word.
     fn place(addr: u64) -> (usize, u32) {
         let grain = addr % SMALL_ALLOC_CHUNK / Self::GRAIN;
         ((grain / 64) as usize, (grain % 64) as u32)
     }
 
-    /// Takes note that an aligned allocation begins here.
+    /// Adds the aligned allocation with this base.
     pub(crate) fn set_begin(&mut self, addr: u64) {
         let (word, bit) = Self::place(addr);
         self.begins.get_or_insert_with(|| Box::new([0; WORDS]))[word] |= 1 << bit;
         self.words |= 1 << word;
     }
 
-    /// Takes note that it does no longer.
+    /// Removes the aligned allocation with this base.
     pub(crate) fn clear_begin(&mut self, addr: u64) {
         let (word, bit) = Self::place(addr);
         if let Some(begins) = &mut self.begins {
@@ -109,42 +111,27 @@ impl Page {
         self.device > 0
     }
 
-    /// Counts an allocation that touches this page.
-    pub(crate) fn add(&mut self, touch: Touch, counts: &mut PageCounts) {
-        let is_first = |touches: &mut u32| {
-            *touches += 1;
-            *touches == 1
+    /// Adds (`sign` 1) or subtracts (-1) an allocation that touches this page.
+    pub(crate) fn change(&mut self, touch: Touch, sign: i64, counts: &mut PageCounts) {
+        // Whether this is the first allocation that touches the page, or was the last.
+        let is_edge = |touches: &mut u32| {
+            if sign > 0 {
+                *touches += 1;
+                *touches == 1
+            } else {
+                *touches -= 1;
+                *touches == 0
+            }
         };
-        self.change(touch, counts, is_first, u64::wrapping_add, u64::wrapping_sub);
-    }
-
-    /// Takes it off again.
-    pub(crate) fn subtract(&mut self, touch: Touch, counts: &mut PageCounts) {
-        let was_last = |touches: &mut u32| {
-            *touches -= 1;
-            *touches == 0
-        };
-        self.change(touch, counts, was_last, u64::wrapping_sub, u64::wrapping_add);
-    }
-
-    /// `step` counts a touch and says whether the page now counts, or no longer does; `more` and `less` then change the counts.
-    fn change(
-        &mut self,
-        touch: Touch,
-        counts: &mut PageCounts,
-        step: impl Fn(&mut u32) -> bool,
-        more: impl Fn(u64, u64) -> u64,
-        less: impl Fn(u64, u64) -> u64,
-    ) {
-        if touch.is_device && step(&mut self.device) {
-            counts.device = more(counts.device, 1);
-            counts.arena_only = less(counts.arena_only, (self.arena > 0).into());
+        if touch.is_device && is_edge(&mut self.device) {
+            counts.device = counts.device.wrapping_add_signed(sign);
+            counts.arena_only = counts.arena_only.wrapping_add_signed(-sign * i64::from(self.arena > 0));
         }
-        if touch.is_arena && step(&mut self.arena) {
-            counts.arena_only = more(counts.arena_only, (self.device == 0).into());
+        if touch.is_arena && is_edge(&mut self.arena) {
+            counts.arena_only = counts.arena_only.wrapping_add_signed(sign * i64::from(self.device == 0));
         }
-        if touch.is_small && step(&mut self.small) {
-            counts.small = more(counts.small, 1);
+        if touch.is_small && is_edge(&mut self.small) {
+            counts.small = counts.small.wrapping_add_signed(sign);
         }
     }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The highest value of a total, and what each holder had there.
+//! The highest value of a total, and the part of it that each holder had at that moment.
 //!
-//! A new peak only raises a number. A holder keeps its value of the last peak beside its present one, written when the holder
-//! first changes after that peak. So who held the peak is known at any time without copying all holders and without a history.
+//! A new peak only increments a number. A holder keeps its value at the last peak beside its present one, written when the
+//! holder first changes after that peak. So the values at the peak are known at any time without a copy of all holders or a
+//! history.
 //!
 //! ```text
 //!   total    10   25   20   22        peak: 25, number 2
@@ -25,7 +26,8 @@ impl<H: Copy + Ord> Peak<H> {
         self.number += 1;
     }
 
-    /// Takes note of a new height. True where it is above every earlier one; of equal heights the first is the peak.
+    /// Makes `height` the peak if it is above every earlier one, and tells whether it is. Of equal heights the first is the
+    /// peak.
     pub(crate) fn raise(&mut self, height: H) -> bool {
         let is_higher = height > self.height;
         if is_higher {
@@ -34,12 +36,12 @@ impl<H: Copy + Ord> Peak<H> {
         is_higher
     }
 
-    /// How high the peak is.
+    /// The highest value so far.
     pub(crate) fn height(&self) -> H {
         self.height
     }
 
-    /// Which peak this is; holders compare it.
+    /// The number of this peak, by which holders know whether they changed since.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
@@ -61,7 +63,7 @@ impl<T: Copy + Default, const N: usize> Default for Held<T, N> {
 }
 
 impl<T: Copy, const N: usize> Held<T, N> {
-    /// The value to be changed; its value at the last peaks, whose numbers these are, is kept first.
+    /// The value, for a change. First keeps its value at the last peaks, which have these numbers.
     pub(crate) fn change(&mut self, peaks: [u64; N]) -> &mut T {
         for (kept, number) in self.kept.iter_mut().zip(peaks) {
             if kept.1 != number {
@@ -75,7 +77,7 @@ impl<T: Copy, const N: usize> Held<T, N> {
         self.now
     }
 
-    /// The value at the last peak of kind `which`, whose number this is.
+    /// The value at the last peak of kind `which`, which has this number.
     pub(crate) fn at_peak(&self, which: usize, number: u64) -> T {
         let (value, of) = self.kept[which];
         if of == number { value } else { self.now }

@@ -26,6 +26,7 @@
 //! # Ok::<(), metrale_ledger::placement::PlacementError>(())
 //! ```
 
+pub(crate) mod chunk_slack;
 mod filling;
 pub mod pool;
 

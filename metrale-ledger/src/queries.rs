@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Questions to the state: what an address is, why it cannot be freed, what is live, and who holds what.
+//! Reads of the state: what an address is, why it cannot be freed, which allocations are live, and the snapshot.
 
 use crate::allocation::Allocation;
 use crate::misuse::{ForgetError, FreedAllocation, Whois};
 use crate::record::{AllocKind, AllocRecord, LiveAllocation};
-use crate::snapshot::{ArenaRow, Group, Site, Snapshot};
+use crate::snapshot::{ArenaRow, Group, Site, Snapshot, gather};
 use crate::state::State;
 use crate::sub_range::SubRange;
 use crate::tombstones::Tombstone;
+use crate::totals::narrow;
 
 impl State {
-    /// A record as the API gives it.
+    /// The record of an allocation, as callers get it.
     pub(crate) fn record_of(&self, allocation: &Allocation) -> AllocRecord {
         let key = self.groups.key(allocation.group);
         AllocRecord {
@@ -39,7 +40,7 @@ impl State {
             Whois::Live { offset_bytes: addr.wrapping_sub(allocation.addr), allocation }
         };
         let owner = self.device.owner(addr).or_else(|| self.host.owner(addr));
-        if let Some(owner) = owner.filter(|owner| owner.is_callers()) {
+        if let Some(owner) = owner.filter(|owner| owner.kind.is_callers()) {
             return live(owner);
         }
         match self.tombstones.last(|free| free.was.holds(addr)) {
@@ -57,7 +58,7 @@ impl State {
         let is_host = kind == AllocKind::Pinned;
         let (space, other_space) =
             if is_host { (&self.host, &self.device) } else { (&self.device, &self.host) };
-        if let Some(found) = space.get(addr).filter(|found| found.is_callers() && part.is_none()) {
+        if let Some(found) = space.get(addr).filter(|found| found.kind.is_callers() && part.is_none()) {
             return ForgetError::OtherKind { live: Box::new(self.live(found)) };
         }
         if addr == 0 {
@@ -67,9 +68,9 @@ impl State {
             return ForgetError::SubRange { part: Box::new(part.clone()) };
         }
         let of_space = |was: &Allocation| (was.kind == AllocKind::Pinned) == is_host;
-        let owner = space.owner(addr).filter(|owner| owner.is_callers());
+        let owner = space.owner(addr).filter(|owner| owner.kind.is_callers());
         let owner = owner.map(|owner| Box::new(self.live(owner)));
-        // A base that was handed out once says more than where the address lies now.
+        // That an allocation had this base says more than where the address lies now.
         if let Some(free) = self.tombstones.last(|free| free.was.addr == addr && of_space(&free.was)) {
             return ForgetError::DoubleFree { freed: Box::new(self.freed(free)), now_inside: owner };
         }
@@ -79,8 +80,8 @@ impl State {
         if let Some(free) = self.tombstones.last(|free| free.was.holds(addr) && of_space(&free.was)) {
             return ForgetError::InsideFreed { addr, freed: Box::new(self.freed(free)) };
         }
-        // The other space has calls of its own; one address may stand for memory in both.
-        match other_space.get(addr).filter(|other| other.is_callers()) {
+        // The same number may be an address of the other space, whose memory another call frees.
+        match other_space.get(addr).filter(|other| other.kind.is_callers()) {
             Some(other) => ForgetError::OtherKind { live: Box::new(self.live(other)) },
             None => ForgetError::Foreign { addr },
         }
@@ -90,12 +91,12 @@ impl State {
         self.device.iter().chain(self.host.iter())
     }
 
-    /// How many live allocations, padding left out, are older than `index`.
-    pub(crate) fn count_before(&self, index: u64) -> usize {
-        self.all().filter(|live| live.index < index && live.is_callers()).count()
+    /// Number of live allocations, without padding, that were recorded before `index`.
+    pub(crate) fn count_before(&self, index: u64) -> u64 {
+        self.all().filter(|live| live.index < index && live.kind.is_callers()).count() as u64
     }
 
-    /// The live allocations that fit, in order of creation.
+    /// The live allocations whose record fits, in order of creation.
     pub(crate) fn live_where(&self, fits: impl Fn(&AllocRecord) -> bool) -> Vec<LiveAllocation> {
         let mut live: Vec<_> =
             self.all().map(|live| self.live(live)).filter(|live| fits(&live.record)).collect();
@@ -103,7 +104,7 @@ impl State {
         live
     }
 
-    /// Those of the kinds that fit, by base address.
+    /// The live allocations whose kind fits, base address and record, in order of creation.
     pub(crate) fn allocations(&self, fits: impl Fn(AllocKind) -> bool) -> Vec<(u64, AllocRecord)> {
         let live = self.live_where(|record| fits(record.kind));
         live.into_iter().map(|live| (live.addr, live.record)).collect()
@@ -111,10 +112,10 @@ impl State {
 
     /// The part of an arena that holds `addr`.
     pub(crate) fn part_at(&self, addr: u64) -> Option<&SubRange> {
-        self.arenas.part_at(addr, self.has_overlaps())
+        self.arenas.part_at(addr, self.device.has_overlaps())
     }
 
-    /// Who holds what now, or held it at the peak.
+    /// The totals and who holds them, now or at the peak.
     pub(crate) fn snapshot(&mut self, at_peak: bool) -> Snapshot {
         let totals = match self.totals_at_peak {
             Some(totals) if at_peak => totals,
@@ -122,21 +123,18 @@ impl State {
         };
         let peak = self.peak.number();
         let name = |number: u32| self.labels.name(number).map(|name| name.to_string());
-        let groups = self.groups.iter().filter_map(|(key, held)| {
+        let held = self.groups.iter().filter_map(|(key, held)| {
             let sum = if at_peak { held.at_peak(0, peak) } else { held.now() };
-            (sum.count > 0).then(|| Group {
-                site: Site::of(key.site),
-                scope: name(key.scope),
-                tag: name(key.tag),
-                kind: key.kind,
-                bytes: u64::try_from(sum.bytes).unwrap_or(u64::MAX),
-                count: sum.count,
-            })
+            let key = || (Site::of(key.site), name(key.scope), name(key.tag), key.kind);
+            (sum.count > 0).then(|| (key(), sum.bytes as i128, sum.count.into()))
         });
-        // The parts of arenas at a peak are not kept.
+        // Joins groups that differ only in the address of their location.
+        let group = |((site, scope, tag, kind), bytes, count)| Group { site, scope, tag, kind, bytes, count };
+        let groups = gather(held, narrow).map(group).collect();
+        // The parts that arenas had at the peak are not kept.
         let arenas = self.arenas.iter().filter(|_| !at_peak).filter_map(|(base, parts)| {
             Some(ArenaRow::new(base, &self.record_of(self.device.get(base)?), parts))
         });
-        Snapshot::new(totals, groups.collect(), arenas.collect())
+        Snapshot::new(totals, groups, arenas.collect())
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the ledger keeps of one allocation.
+//! Records: kind, size, site and labels of one allocation.
 
 use std::fmt;
 use std::panic::Location;
@@ -7,12 +7,15 @@ use std::sync::Arc;
 
 use crate::text::{ByteSize, Label};
 
-/// What sort of memory an allocation is, which decides how it is accounted.
+/// A source line, as the compiler passes it.
+pub(crate) type SourceLine = &'static Location<'static>;
+
+/// The kind of memory of an allocation, which decides how it is counted.
 ///
 /// | kind | `live_bytes`, report, `drain` | residency | address space |
 /// |---|---|---|---|
 /// | `Device` | yes | its 2 MiB pages | device |
-/// | `Managed` | yes | none: it migrates by rules of its own | device |
+/// | `Managed` | yes | none: the driver migrates it | device |
 /// | `Arena` | no, apart | pages only arenas touch, apart | device |
 /// | `Pinned` | no, apart | none: host memory | host |
 /// | `Padding` | no, apart | its pages count with those of `Device` | device |
@@ -24,13 +27,13 @@ pub enum AllocKind {
     Device,
     /// Managed (unified) memory.
     Managed,
-    /// Device memory with an owner of its own, which a sweep must never free.
+    /// Device memory whose owner splits it into sub-ranges; no sweep frees it.
     Arena,
     /// Page-locked host memory. Its addresses are never compared with device addresses.
     Pinned,
-    /// Device memory that the allocator takes for itself around and behind the callers' own: guard bands, freed memory
-    /// kept back for a while. A free never names it: to frees an address in it is what it was before, and
-    /// [`whois`](crate::Ledger::whois) tells the freed allocation that was there, or else the padding.
+    /// Device memory that the allocator itself adds or keeps: red zones and quarantine. Callers cannot free it: a free of an
+    /// address in it gets the answer it would get without the padding, and [`whois`](crate::Ledger::whois) names the freed
+    /// allocation that was there, or else the padding.
     Padding,
 }
 
@@ -38,7 +41,7 @@ impl AllocKind {
     /// Every kind.
     pub const ALL: [Self; 5] = [Self::Device, Self::Managed, Self::Arena, Self::Pinned, Self::Padding];
 
-    /// Whether the kind belongs to the ledger of sweepable allocations: live totals, report, drain.
+    /// Whether a sweep frees it, and live totals, report and drain include it.
     pub const fn is_sweepable(self) -> bool {
         matches!(self, Self::Device | Self::Managed)
     }
@@ -48,7 +51,12 @@ impl AllocKind {
         matches!(self, Self::Device | Self::Padding)
     }
 
-    /// The kind by whose call it is freed: device memory for managed memory too.
+    /// Whether callers allocate it, and so free it; padding is the allocator's own.
+    pub(crate) const fn is_callers(self) -> bool {
+        !matches!(self, Self::Padding)
+    }
+
+    /// The kind by whose call it is freed: managed memory by the call for device memory.
     pub(crate) const fn to_free(self) -> Self {
         if self.is_sweepable() { Self::Device } else { self }
     }
@@ -71,7 +79,7 @@ impl fmt::Display for AllocKind {
     }
 }
 
-/// One allocation: how large, and who made it.
+/// What the ledger keeps of one allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AllocRecord {
@@ -79,15 +87,15 @@ pub struct AllocRecord {
     pub bytes: usize,
     /// The source line that allocated.
     pub site: &'static Location<'static>,
-    /// What sort of memory it is.
+    /// Its kind of memory.
     pub kind: AllocKind,
     /// The scopes open on the allocating thread, outermost first, joined by `/`.
     pub scope: Option<Arc<str>>,
-    /// The name given to this very allocation.
+    /// The name given to this allocation.
     pub tag: Option<Arc<str>>,
     /// How many allocations this ledger had recorded before it.
     pub index: u64,
-    /// Set when the driver refused to free it and the record was put back.
+    /// Whether the driver refused to free it and the record was restored.
     pub free_refused: bool,
 }
 
@@ -112,7 +120,7 @@ impl fmt::Display for AllocRecord {
 pub struct LiveAllocation {
     /// The base address.
     pub addr: u64,
-    /// The rest.
+    /// Its record.
     pub record: AllocRecord,
 }
 

@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Snapshots, their differences and the trees of arenas as text.
+//! Snapshots and their differences as text.
 
-use std::fmt::{self, Write as _};
+use std::fmt::{self, Write};
 
 use crate::diff::{LabelChange, SiteChange, SnapshotDiff};
-use crate::snapshot::{ArenaRow, PartRow, Snapshot, part_bytes};
-use crate::text::{ByteSize, Label, counted};
+use crate::snapshot::{ArenaRow, LabelRow, PartRow, Snapshot, part_bytes};
+use crate::text::{ByteSize, Label, allocations, counted};
 
-/// Stands for the label of what was allocated outside any scope.
-const NO_SCOPE: &str = "(no scope)";
-
-/// A line's name, bytes and number of allocations.
-type Row = (String, u64, u64);
+/// One line of a section: its name, bytes and number of allocations.
+type Line = (String, u64, u64);
 
 impl Snapshot {
     /// The report: a header with the live total and the number of call sites; up to `top_n` call sites of at least
@@ -20,160 +17,130 @@ impl Snapshot {
     ///
     /// The same snapshot gives the same text.
     pub fn report(&self, top_n: usize, min_mb: usize) -> String {
-        let sites = self.by_site();
         let mut text = String::new();
-        self.header(&mut text, sites.len());
-
-        let floor = (min_mb as u64).saturating_mul(1 << 20);
-        let sites: Vec<Row> =
-            sites.into_iter().map(|row| (row.site.to_string(), row.bytes, row.count)).collect();
-        let shown = sites.iter().take(top_n).take_while(|row| row.1 >= floor).count();
-        section(&mut text, "call sites", "call site", &sites, shown);
-
-        let files: Vec<Row> =
-            self.by_file().into_iter().map(|row| (row.file, row.bytes, row.count)).collect();
-        section(&mut text, "files", "file", &files, top_n);
-
-        let labels =
-            [("scopes", "scope", NO_SCOPE, self.by_scope()), ("tags", "tag", "(no tag)", self.by_tag())];
-        for (title, noun, none, rows) in labels {
-            if rows.iter().any(|row| row.label.is_some()) {
-                let rows: Vec<Row> = rows
-                    .into_iter()
-                    .map(|row| {
-                        let label =
-                            row.label.map_or_else(|| none.to_owned(), |label| Label(&label).to_string());
-                        (label, row.bytes, row.count)
-                    })
-                    .collect();
-                section(&mut text, title, noun, &rows, top_n);
-            }
-        }
-        write_arenas(&mut text, &self.arenas, top_n);
+        // Writing to a String cannot fail.
+        let _ = self.write_report(&mut text, top_n, min_mb);
         text
     }
 
-    fn header(&self, text: &mut String, sites: usize) {
+    fn write_report(&self, text: &mut String, top_n: usize, min_mb: usize) -> fmt::Result {
+        let sites = self.by_site().into_iter().map(|row| (row.site.to_string(), row.bytes, row.count));
+        let sites: Vec<Line> = sites.collect();
+        self.write_header(text, sites.len())?;
+        let floor = (min_mb as u64).saturating_mul(1 << 20);
+        let shown = sites.iter().take(top_n).take_while(|row| row.1 >= floor).count();
+        write_section(text, "call sites", "call site", &sites, shown)?;
+
+        let files = self.by_file().into_iter().map(|row| (row.file, row.bytes, row.count));
+        write_section(text, "files", "file", &files.collect::<Vec<_>>(), top_n)?;
+
+        write_labels(text, "scope", self.by_scope(), top_n)?;
+        write_labels(text, "tag", self.by_tag(), top_n)?;
+        write_arenas(text, &self.arenas, top_n)
+    }
+
+    fn write_header(&self, text: &mut String, sites: usize) -> fmt::Result {
         let totals = &self.totals;
-        let size = |bytes| ByteSize(bytes);
-        line(
+        let (live, count) = (ByteSize(totals.live_bytes), allocations(totals.live_count));
+        writeln!(
             text,
-            format_args!(
-                "device allocations: {} live in {} from {}",
-                size(totals.live_bytes),
-                allocations(totals.live_count),
-                counted(sites as u64, "call site"),
-            ),
-        );
-        line(
+            "device allocations: {live} live in {count} from {}",
+            counted(sites as u64, "call site")
+        )?;
+        writeln!(
             text,
-            format_args!(
-                "  resident {}, slack {} ({} of it in chunks of small allocations), peak {}",
-                size(totals.resident_bytes),
-                size(totals.slack_bytes),
-                size(totals.chunk_slack_bytes),
-                size(totals.peak_bytes),
-            ),
-        );
-        if totals.managed_count > 0 {
-            let (bytes, count) = (size(totals.managed_bytes), allocations(totals.managed_count));
-            line(text, format_args!("  of these managed: {bytes} in {count}"));
+            "  resident {}, slack {} ({} of it in chunks of small allocations), peak {}",
+            ByteSize(totals.resident_bytes),
+            ByteSize(totals.slack_bytes),
+            ByteSize(totals.chunk_slack_bytes),
+            ByteSize(totals.peak_bytes),
+        )?;
+        let kinds = [
+            ("of these managed", totals.managed_bytes, "", totals.managed_count, "allocation"),
+            ("apart", totals.arena_bytes, "", totals.arena_count, "arena"),
+            ("apart", totals.pinned_bytes, " of pinned host memory", totals.pinned_count, "allocation"),
+            ("apart", totals.padding_bytes, " of padding", totals.padding_count, "range"),
+        ];
+        for (how, bytes, of, count, noun) in kinds.into_iter().filter(|kind| kind.3 > 0) {
+            writeln!(text, "  {how}: {}{of} in {}", ByteSize(bytes), counted(count, noun))?;
         }
-        if totals.arena_count > 0 {
-            let (bytes, count) = (size(totals.arena_bytes), counted(totals.arena_count, "arena"));
-            line(text, format_args!("  apart: {bytes} in {count}"));
-        }
-        if totals.pinned_count > 0 {
-            let (bytes, count) = (size(totals.pinned_bytes), allocations(totals.pinned_count));
-            line(text, format_args!("  apart: {bytes} of pinned host memory in {count}"));
-        }
-        if totals.padding_count > 0 {
-            let (bytes, count) = (size(totals.padding_bytes), counted(totals.padding_count, "range"));
-            line(text, format_args!("  apart: {bytes} of padding in {count}"));
-        }
-        let misuse: Vec<String> = totals
-            .misuse
-            .named()
-            .iter()
-            .filter(|c| c.0 > 0)
-            .map(|&(n, what)| format!("{what} x{n}"))
-            .collect();
+        let misuse = totals.misuse.named().into_iter().filter(|&(n, _)| n > 0);
+        let misuse: Vec<String> = misuse.map(|(n, what)| format!("{what} x{n}")).collect();
         if !misuse.is_empty() {
-            line(text, format_args!("  misuse: {}", misuse.join(", ")));
+            writeln!(text, "  misuse: {}", misuse.join(", "))?;
         }
+        Ok(())
     }
 }
 
-/// A title, the first `shown` rows, and one line that sums the rest.
-fn section(text: &mut String, title: &str, noun: &str, rows: &[Row], shown: usize) {
+/// A title, the first `shown` rows, and one line that sums the rest; nothing where there are no rows.
+fn write_section(text: &mut String, title: &str, noun: &str, rows: &[Line], shown: usize) -> fmt::Result {
     if rows.is_empty() {
-        return;
+        return Ok(());
     }
     let (top, rest) = rows.split_at(shown.min(rows.len()));
-    line(text, format_args!("{title}:"));
+    writeln!(text, "{title}:")?;
     for (name, bytes, count) in top {
-        line(text, format_args!("{:>12}  x{count:<7} {name}", ByteSize(*bytes)));
+        writeln!(text, "{:>12}  x{count:<7} {name}", ByteSize(*bytes))?;
     }
     if !rest.is_empty() {
         let bytes = rest.iter().fold(0u64, |sum, row| sum.saturating_add(row.1));
         let count = rest.iter().fold(0u64, |sum, row| sum.saturating_add(row.2));
-        let more = if top.is_empty() { "" } else { " more" };
-        let what =
-            if rest.len() == 1 { format!("1{more} {noun}") } else { format!("{}{more} {noun}s", rest.len()) };
-        line(text, format_args!("{:>12}  x{count:<7} in {what}", ByteSize(bytes)));
+        writeln!(text, "{:>12}  x{count:<7} in {}", ByteSize(bytes), the_rest(rest.len(), top.len(), noun))?;
     }
+    Ok(())
 }
 
-fn line(text: &mut String, words: std::fmt::Arguments<'_>) {
-    // Writing to a String cannot fail.
-    let _ = writeln!(text, "{words}");
+/// The section of scopes or of tags; nothing where no row has a label.
+fn write_labels(text: &mut String, noun: &str, rows: Vec<LabelRow>, top_n: usize) -> fmt::Result {
+    if rows.iter().all(|row| row.label.is_none()) {
+        return Ok(());
+    }
+    let rows = rows.into_iter().map(|row| (label_or_none(row.label, noun), row.bytes, row.count));
+    write_section(text, &format!("{noun}s"), noun, &rows.collect::<Vec<_>>(), top_n)
 }
 
-/// Adds the tree of arenas: for each up to `top_n` parts, largest first, one line that sums the rest, one
-/// for what is free.
-fn write_arenas(text: &mut String, arenas: &[ArenaRow], top_n: usize) {
-    let mut line = |words: std::fmt::Arguments<'_>| {
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "{words}");
-    };
-    if arenas.is_empty() {
-        return;
+/// The tree of arenas: for each up to `top_n` parts, largest first, one line that sums the rest, and one for its free bytes.
+fn write_arenas(text: &mut String, arenas: &[ArenaRow], top_n: usize) -> fmt::Result {
+    if !arenas.is_empty() {
+        writeln!(text, "arenas:")?;
     }
-    line(format_args!("arenas:"));
     for arena in arenas {
         let parts = counted(arena.parts.len() as u64, "part");
-        let site = &arena.site;
-        line(format_args!("{:>12}  in {parts:<9} {site}", ByteSize(arena.bytes)));
+        writeln!(text, "{:>12}  in {parts:<9} {}", ByteSize(arena.bytes), arena.site)?;
         let mut largest: Vec<&PartRow> = arena.parts.iter().collect();
-        // Stable: equally large ones stay in the order of their places.
+        // Stable: equally large parts stay in the order of their addresses.
         largest.sort_by_key(|part| std::cmp::Reverse(part.bytes));
         let (top, rest) = largest.split_at(top_n.min(largest.len()));
         for part in top {
-            line(format_args!("{:>14}  {}", ByteSize(part.bytes), Label(&part.name)));
+            writeln!(text, "{:>14}  {}", ByteSize(part.bytes), Label(&part.name))?;
         }
         if !rest.is_empty() {
-            let bytes = part_bytes(rest.iter().copied());
-            let more = if top.is_empty() { "" } else { "more " };
-            let parts = counted(rest.len() as u64, &format!("{more}part"));
-            line(format_args!("{:>14}  in {parts}", ByteSize(bytes)));
+            let bytes = ByteSize(part_bytes(rest.iter().copied()));
+            writeln!(text, "{bytes:>14}  in {}", the_rest(rest.len(), top.len(), "part"))?;
         }
-        line(format_args!(
-            "{:>14}  (free, or between parts)",
-            ByteSize(arena.bytes.saturating_sub(arena.used_bytes()))
-        ));
+        let free = ByteSize(arena.bytes.saturating_sub(arena.used_bytes()));
+        writeln!(text, "{free:>14}  (free, or between parts)")?;
     }
+    Ok(())
+}
+
+/// `2 more files` behind the files shown; `2 files` where none is shown.
+fn the_rest(rest: usize, shown: usize, noun: &str) -> String {
+    let more = if shown == 0 { "" } else { "more " };
+    counted(rest as u64, &format!("{more}{noun}"))
+}
+
+/// A label as texts show it; `(no scope)` without one.
+fn label_or_none(label: Option<String>, noun: &str) -> String {
+    label.map_or_else(|| format!("(no {noun})"), |label| Label(&label).to_string())
 }
 
 impl fmt::Display for SnapshotDiff {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "device allocations: live {} ({:+}), resident {}, slack {}",
-            signed(self.live_bytes),
-            self.live_count,
-            signed(self.resident_bytes),
-            signed(self.slack_bytes)
-        )?;
+        let (live, resident) = (signed(self.live_bytes), signed(self.resident_bytes));
+        let (count, slack) = (self.live_count, signed(self.slack_bytes));
+        writeln!(f, "device allocations: live {live} ({count:+}), resident {resident}, slack {slack}")?;
         if self.arena_bytes != 0 || self.pinned_bytes != 0 {
             writeln!(f, "apart: arenas {}, pinned {}", signed(self.arena_bytes), signed(self.pinned_bytes))?;
         }
@@ -184,20 +151,15 @@ impl fmt::Display for SnapshotDiff {
         if scopes.iter().any(|row| row.label.is_some()) {
             writeln!(f, "scopes:")?;
             for LabelChange { label, bytes, count } in scopes {
-                let label = label.map_or_else(|| NO_SCOPE.to_owned(), |label| Label(&label).to_string());
-                writeln!(f, "{:>12}  x{count:<+7} {label}", signed(bytes))?;
+                writeln!(f, "{:>12}  x{count:<+7} {}", signed(bytes), label_or_none(label, "scope"))?;
             }
         }
         Ok(())
     }
 }
 
+/// Bytes with their sign: `+4.00 KiB`.
 fn signed(bytes: i64) -> String {
     let sign = if bytes < 0 { '-' } else { '+' };
     format!("{sign}{}", ByteSize(bytes.unsigned_abs()))
-}
-
-/// `1 allocation`, `2 allocations`.
-pub(crate) fn allocations(n: u64) -> String {
-    counted(n, "allocation")
 }

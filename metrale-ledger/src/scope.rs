@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Labels that allocations get from what the thread is doing.
+//! Scopes: the labels that a thread has open, and gives to what it allocates.
 
 use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::record::{AllocKind, AllocRecord, LiveAllocation};
+use crate::check;
+use crate::record::{AllocRecord, LiveAllocation};
 use crate::shared::Shared;
 use crate::text::Label;
 
@@ -21,11 +22,8 @@ struct Frame {
     scope: u32,
 }
 
-/// The label to record under, for a ledger: the innermost scope that this thread has open on it.
+/// The number of the innermost scope that this thread has open on a ledger.
 pub(crate) fn current(ledger: &Arc<Shared>) -> Option<u32> {
-    if !ledger.may_be_scoped() {
-        return None;
-    }
     let key = Arc::as_ptr(ledger);
     // A thread that is ending has no scopes left.
     let innermost = |open: &RefCell<Vec<Rc<Frame>>>| {
@@ -36,13 +34,13 @@ pub(crate) fn current(ledger: &Arc<Shared>) -> Option<u32> {
 
 /// Keeps a label open on this thread until it is dropped; made by [`Ledger::scope`](crate::Ledger::scope).
 ///
-/// It stays on its thread. Guards dropped out of order close the scope that is theirs.
+/// It stays on its thread. Guards may be dropped in any order; each closes its own scope.
 #[must_use = "the scope closes when the guard is dropped; bind it: `let _guard = ledger.scope(..)`"]
 pub struct ScopeGuard {
     ledger: Arc<Shared>,
     label: Arc<str>,
     frame: Rc<Frame>,
-    /// The index of the first allocation that can be inside.
+    /// The index of the first allocation that can be inside the scope.
     first_index: u64,
 }
 
@@ -50,7 +48,7 @@ impl ScopeGuard {
     pub(crate) fn open(ledger: Arc<Shared>, label: &str) -> Self {
         let (scope, label, first_index) = ledger.open_scope(current(&ledger), label);
         let frame = Rc::new(Frame { ledger: Arc::as_ptr(&ledger), scope });
-        // On a thread that is ending nothing is labelled any more.
+        // A thread that is ending labels nothing any more.
         let _ = OPEN.try_with(|open| open.borrow_mut().push(Rc::clone(&frame)));
         Self { ledger, label, frame, first_index }
     }
@@ -60,42 +58,34 @@ impl ScopeGuard {
         &self.label
     }
 
-    /// What was allocated inside this scope and the scopes within it, since it was opened, and is still live; in order of
-    /// creation. Every kind of memory counts but padding. Looks at every live allocation.
+    /// Live allocations that were made since this scope was opened, inside it or a scope within it; in order of creation, of
+    /// every kind of memory but padding. Looks at every live allocation.
     pub fn still_live(&self) -> Vec<LiveAllocation> {
-        let inside = |record: &AllocRecord| {
-            record.index >= self.first_index
-                && record.kind != AllocKind::Padding
-                && record.scope.as_deref().is_some_and(|scope| {
-                    scope
-                        .strip_prefix(&*self.label)
-                        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-                })
+        let is_within = |scope: &str| {
+            scope.strip_prefix(&*self.label).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
-        self.ledger.ask(|state| state.live_where(inside))
+        let is_inside = |record: &AllocRecord| {
+            record.index >= self.first_index
+                && record.kind.is_callers()
+                && record.scope.as_deref().is_some_and(is_within)
+        };
+        self.ledger.ask(|state| state.live_where(is_inside))
     }
 
-    /// Closes the scope, asserting that it ended where it began: that nothing allocated inside it is live.
+    /// Closes the scope and asserts that nothing allocated inside it is live.
     ///
     /// # Panics
-    /// When something is, with the report and the first of those allocations.
+    /// When something is, with the first such allocations and the report.
     #[track_caller]
     pub fn assert_balanced(self) {
-        let left = self.still_live();
-        if !left.is_empty() {
-            let what = format!(
-                "scope {} did not end where it began: {} still live",
-                Label(&self.label),
-                crate::report::allocations(left.len() as u64)
-            );
-            crate::check::fail(&what, &left, &self.ledger);
-        }
+        let where_left = format!("scope {} did not end where it began: ", Label(&self.label));
+        check::assert_none(&self.still_live(), &where_left, &self.ledger);
     }
 }
 
 impl Drop for ScopeGuard {
     fn drop(&mut self) {
-        // A thread that is ending has dropped its frames already; there is nothing left to close then.
+        // A thread that is ending has dropped its frames already, so there is nothing to close.
         let _ = OPEN.try_with(|open| open.borrow_mut().retain(|frame| !Rc::ptr_eq(frame, &self.frame)));
     }
 }

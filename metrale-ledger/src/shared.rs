@@ -1,33 +1,30 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The state behind its lock, and the totals beside it.
+//! The state behind its lock, and the totals that are read without it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::state::State;
 use crate::totals::{Sums, Totals};
 
-/// How often a waiting thread doubles its pause before it sleeps.
+/// Number of times that a waiting thread doubles its pause before it sleeps.
 const DOUBLED_PAUSES: u32 = 11;
 
-/// What a ledger and its probes share. One lock: the driver serialises its own calls, each a hundred times longer.
+/// What a ledger and its probes share. One lock is enough: the driver serialises its own calls, each a hundred times longer.
 pub(crate) struct Shared {
     state: Mutex<State>,
     sums: Arc<Sums>,
-    /// A scope was opened on this ledger.
-    scoped: AtomicBool,
 }
 
 impl Shared {
     pub(crate) fn new(tombstones: usize) -> Self {
         let sums = Arc::<Sums>::default();
         let state = Mutex::new(State::new(tombstones, Arc::clone(&sums)));
-        Self { state, sums, scoped: AtomicBool::new(false) }
+        Self { state, sums }
     }
 
-    /// Does something that changes no total.
+    /// Reads the state, or changes something that is in no total.
     pub(crate) fn ask<T>(&self, question: impl FnOnce(&mut State) -> T) -> T {
         question(&mut self.lock())
     }
@@ -57,20 +54,13 @@ impl Shared {
         answer
     }
 
-    /// The totals of one moment. Takes the lock only during a change, and while allocations overlap and pages must be counted
-    /// anew.
+    /// The totals of one moment. Takes the lock only during a change, and while allocations overlap.
     pub(crate) fn totals(&self) -> Totals {
         self.sums.read().unwrap_or_else(|| self.ask(State::totals))
     }
 
-    /// Whether a thread can have a scope open on this ledger. A thread sees at least what it did itself.
-    pub(crate) fn may_be_scoped(&self) -> bool {
-        self.scoped.load(Relaxed)
-    }
-
     /// A scope's number and whole label, and the index of the next allocation.
     pub(crate) fn open_scope(&self, parent: Option<u32>, label: &str) -> (u32, Arc<str>, u64) {
-        self.scoped.store(true, Relaxed);
         self.ask(|state| {
             let number = match parent.and_then(|parent| state.labels.name(parent)) {
                 Some(outer) if label.is_empty() => state.labels.number(&outer),

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One moment of a ledger as plain data.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
 use crate::record::{AllocKind, AllocRecord};
 use crate::sub_range::{Parts, SubRange};
-use crate::totals::Totals;
+use crate::totals::{Totals, narrow};
 
-/// A place in the source.
+/// A place in the source, as a snapshot writes it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Site {
@@ -34,21 +33,21 @@ impl fmt::Display for Site {
     }
 }
 
-/// Live allocations that one line made in one scope, under one tag, of one kind.
+/// Live allocations of one site, in one scope, under one tag, of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Group {
-    /// Who made them.
+    /// The call site.
     pub site: Site,
-    /// In which scope.
+    /// Its scope; none outside any.
     pub scope: Option<String>,
-    /// Under which tag.
+    /// Its tag; none without one.
     pub tag: Option<String>,
-    /// Of which memory.
+    /// Its kind of memory.
     pub kind: AllocKind,
-    /// Their bytes.
+    /// Bytes live.
     pub bytes: u64,
-    /// Their number.
+    /// Allocations live.
     pub count: u64,
 }
 
@@ -70,7 +69,7 @@ pub struct SiteRow {
     pub count: u64,
 }
 
-/// A source file and what its lines hold.
+/// A source file and what its sites hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct FileRow {
@@ -82,7 +81,7 @@ pub struct FileRow {
     pub count: u64,
 }
 
-/// A scope or tag and what was allocated under it; no label gathers what had none.
+/// A scope or tag and what it holds; the row without a label sums the allocations that have none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LabelRow {
@@ -94,14 +93,14 @@ pub struct LabelRow {
     pub count: u64,
 }
 
-/// One moment of a ledger. The same state gives the same snapshot, whatever the order of the calls that led there.
+/// One moment of a ledger. The same state gives the same snapshot, whatever the order of the calls that led to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Snapshot {
     /// The totals.
     pub totals: Totals,
-    /// Who holds them, largest first, then by site, scope, tag and kind.
+    /// The groups that hold them, largest first, then by site, scope, tag and kind.
     pub groups: Vec<Group>,
     /// The arenas that have parts, largest first. Empty in a snapshot of the peak, for which no parts are kept.
     #[cfg_attr(feature = "serde", serde(default))]
@@ -109,60 +108,54 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Sorts, and joins what differs only in the address of its location.
-    pub(crate) fn new(totals: Totals, mut groups: Vec<Group>, mut arenas: Vec<ArenaRow>) -> Self {
-        groups.sort_unstable_by(|a, b| a.key().cmp(&b.key()));
-        groups.dedup_by(|next, kept| {
-            let same = next.key() == kept.key();
-            if same {
-                kept.bytes = kept.bytes.saturating_add(next.bytes);
-                kept.count = kept.count.saturating_add(next.count);
-            }
-            same
-        });
-        // Stable: what is equally large stays in the order of its name.
-        groups.sort_by_key(|group| std::cmp::Reverse(group.bytes));
-        sort_arenas(&mut arenas);
+    /// From groups in their order and arenas in any.
+    pub(crate) fn new(totals: Totals, groups: Vec<Group>, mut arenas: Vec<ArenaRow>) -> Self {
+        arenas.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.key().cmp(&b.key())));
         Self { totals, groups, arenas }
     }
 
     /// Call sites of sweepable allocations, largest first, then by file, line and column.
     pub fn by_site(&self) -> Vec<SiteRow> {
-        site_rows(self.sweepable())
+        site_rows(self.sweepable(|group| &group.site))
     }
 
     /// Source files of sweepable allocations, largest first, then by name.
     pub fn by_file(&self) -> Vec<FileRow> {
-        let rows = rows(self.sweepable(), |group| &group.site.file);
+        let rows = gather(self.sweepable(|group| &group.site.file), narrow);
         rows.map(|(file, bytes, count)| FileRow { file: file.clone(), bytes, count }).collect()
     }
 
-    /// Scopes of sweepable allocations, largest first, then by label; what had none is a row without label.
+    /// Scopes of sweepable allocations, largest first, then by label. The row without a label sums what was allocated outside
+    /// any scope.
     pub fn by_scope(&self) -> Vec<LabelRow> {
-        label_rows(self.sweepable(), |group| &group.scope)
+        label_rows(self.sweepable(|group| &group.scope))
     }
 
     /// Tags of sweepable allocations, as [`by_scope`](Self::by_scope) gives scopes.
     pub fn by_tag(&self) -> Vec<LabelRow> {
-        label_rows(self.sweepable(), |group| &group.tag)
+        label_rows(self.sweepable(|group| &group.tag))
     }
 
     /// Call sites of the parts of arenas, as [`by_site`](Self::by_site) gives those of allocations.
     pub fn parts_by_site(&self) -> Vec<SiteRow> {
-        site_rows(self.parts().iter())
+        site_rows(self.parts(|part| &part.site))
     }
 
     /// Scopes of the parts of arenas, as [`by_scope`](Self::by_scope) gives those of allocations.
     pub fn parts_by_scope(&self) -> Vec<LabelRow> {
-        label_rows(self.parts().iter(), |group| &group.scope)
+        label_rows(self.parts(|part| &part.scope))
     }
 
-    fn parts(&self) -> Vec<Group> {
-        self.arenas.iter().flat_map(ArenaRow::groups).collect()
+    /// Key, bytes and number of each group of sweepable allocations.
+    fn sweepable<K: 'static>(&self, key: fn(&Group) -> &K) -> impl Iterator<Item = (&K, i128, i128)> {
+        let groups = self.groups.iter().filter(|group| group.kind.is_sweepable());
+        groups.map(move |group| (key(group), group.bytes.into(), group.count.into()))
     }
 
-    fn sweepable(&self) -> impl Iterator<Item = &Group> {
-        self.groups.iter().filter(|group| group.kind.is_sweepable())
+    /// Key, bytes and number (1) of each part of an arena.
+    fn parts<K: 'static>(&self, key: fn(&PartRow) -> &K) -> impl Iterator<Item = (&K, i128, i128)> {
+        let parts = self.arenas.iter().flat_map(|arena| &arena.parts);
+        parts.map(move |part| (key(part), part.bytes.into(), 1))
     }
 }
 
@@ -173,11 +166,11 @@ impl Snapshot {
 pub struct PartRow {
     /// Its name.
     pub name: String,
-    /// Who took it.
+    /// The call site that took it.
     pub site: Site,
-    /// In which scope.
+    /// Its scope; none outside any.
     pub scope: Option<String>,
-    /// How far behind the arena's first byte, in bytes.
+    /// Its distance from the arena's first byte, in bytes.
     pub offset_bytes: u64,
     /// Its bytes as asked for.
     pub bytes: u64,
@@ -188,11 +181,11 @@ pub struct PartRow {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ArenaRow {
-    /// Who made it.
+    /// The call site that allocated it.
     pub site: Site,
-    /// In which scope.
+    /// Its scope; none outside any.
     pub scope: Option<String>,
-    /// Under which tag.
+    /// Its tag; none without one.
     pub tag: Option<String>,
     /// Its bytes as asked for.
     pub bytes: u64,
@@ -201,9 +194,9 @@ pub struct ArenaRow {
 }
 
 impl ArenaRow {
-    /// From what was copied under the lock.
+    /// From the arena's base address, its record and its parts.
     pub(crate) fn new(base: u64, record: &AllocRecord, parts: &Parts) -> Self {
-        let text = |label: &Option<Arc<str>>| label.as_ref().map(ToString::to_string);
+        let text = |label: &Option<Arc<str>>| label.as_deref().map(str::to_owned);
         let row = |part: &SubRange| PartRow {
             name: part.name.to_string(),
             site: Site::of(part.site),
@@ -220,75 +213,51 @@ impl ArenaRow {
         }
     }
 
+    /// What orders arenas of equal size.
+    fn key(&self) -> impl Ord {
+        let first_part = self.parts.first().map(|part| &part.name);
+        (&self.site, &self.scope, &self.tag, first_part)
+    }
+
     /// Bytes of its parts.
     pub fn used_bytes(&self) -> u64 {
         part_bytes(self.parts.iter())
     }
-
-    /// Its parts as groups, to be summed as allocations are.
-    pub(crate) fn groups(&self) -> impl Iterator<Item = Group> + '_ {
-        self.parts.iter().map(|part| Group {
-            site: part.site.clone(),
-            scope: part.scope.clone(),
-            tag: Some(part.name.clone()),
-            kind: AllocKind::Arena,
-            bytes: part.bytes,
-            count: 1,
-        })
-    }
 }
 
-/// Bytes of parts together. A snapshot that was read from somewhere may claim any.
+/// Bytes of parts together, limited to 64 bits: a snapshot that was read from a file may claim any sizes.
 pub(crate) fn part_bytes<'a>(parts: impl Iterator<Item = &'a PartRow>) -> u64 {
     parts.fold(0, |sum, part| sum.saturating_add(part.bytes))
 }
 
-/// Sorts arenas as a report shows them: largest first, then by name.
-fn sort_arenas(arenas: &mut [ArenaRow]) {
-    let name = |a: &ArenaRow| (a.site.clone(), a.scope.clone(), a.tag.clone());
-    arenas.sort_by(|a, b| {
-        b.bytes.cmp(&a.bytes).then_with(|| name(a).cmp(&name(b))).then_with(|| {
-            let first = |arena: &ArenaRow| arena.parts.first().map(|part| part.name.clone());
-            first(a).cmp(&first(b))
-        })
+/// Sums of bytes and numbers by key, largest first, then by key; keys whose sums are 0 are left out. The sums are wide, since a
+/// snapshot that was read from a file may claim any numbers; `narrow` limits them to the type of the row.
+pub(crate) fn gather<K: Ord, N>(
+    addends: impl Iterator<Item = (K, i128, i128)>,
+    narrow: fn(i128) -> N,
+) -> impl Iterator<Item = (K, N, N)> {
+    let mut rows: Vec<_> = addends.collect();
+    rows.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    rows.dedup_by(|next, sum| {
+        let is_same = next.0 == sum.0;
+        if is_same {
+            sum.1 += next.1;
+            sum.2 += next.2;
+        }
+        is_same
     });
-}
-
-/// Sums of bytes and counts per key, largest first, then by key. Wide: a snapshot that was read from somewhere may claim any.
-pub(crate) fn gather<'a, K: Ord + 'a>(
-    parts: impl Iterator<Item = (&'a K, i128, i128)>,
-) -> impl Iterator<Item = (&'a K, i128, i128)> {
-    let mut sums = BTreeMap::new();
-    for (key, more_bytes, more) in parts {
-        let (bytes, count) = sums.entry(key).or_insert((0i128, 0i128));
-        *bytes += more_bytes;
-        *count += more;
-    }
-    let mut rows: Vec<_> = sums.into_iter().map(|(key, (bytes, count))| (key, bytes, count)).collect();
     rows.retain(|&(_, bytes, count)| (bytes, count) != (0, 0));
     // Stable: what is equally large stays in the order of its key.
     rows.sort_by_key(|&(_, bytes, _)| std::cmp::Reverse(bytes.unsigned_abs()));
-    rows.into_iter()
+    rows.into_iter().map(move |(key, bytes, count)| (key, narrow(bytes), narrow(count)))
 }
 
-fn rows<'a, K: Ord + 'a>(
-    groups: impl Iterator<Item = &'a Group>,
-    key: impl Fn(&'a Group) -> &'a K,
-) -> impl Iterator<Item = (&'a K, u64, u64)> {
-    let narrow = |sum: i128| u64::try_from(sum).unwrap_or(u64::MAX);
-    let parts = groups.map(move |group| (key(group), group.bytes.into(), group.count.into()));
-    gather(parts).map(move |(key, bytes, count)| (key, narrow(bytes), narrow(count)))
-}
-
-fn site_rows<'a>(groups: impl Iterator<Item = &'a Group>) -> Vec<SiteRow> {
-    let rows = rows(groups, |group| &group.site);
+fn site_rows<'a>(groups: impl Iterator<Item = (&'a Site, i128, i128)>) -> Vec<SiteRow> {
+    let rows = gather(groups, narrow);
     rows.map(|(site, bytes, count)| SiteRow { site: site.clone(), bytes, count }).collect()
 }
 
-fn label_rows<'a>(
-    groups: impl Iterator<Item = &'a Group>,
-    label: impl Fn(&'a Group) -> &'a Option<String>,
-) -> Vec<LabelRow> {
-    let rows = rows(groups, label);
+fn label_rows<'a>(groups: impl Iterator<Item = (&'a Option<String>, i128, i128)>) -> Vec<LabelRow> {
+    let rows = gather(groups, narrow);
     rows.map(|(label, bytes, count)| LabelRow { label: label.clone(), bytes, count }).collect()
 }

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The ledger's state: what the one lock protects, and every operation that changes it.
 //!
-//! [`State::record`] and [`State::forget`] are where an allocation comes and goes; both end in [`State::insert`] and
-//! [`State::remove`], which keep index, pages, groups, sums and peak together.
+//! [`State::record`], [`State::forget`] and the operations like them end in [`State::insert`] and [`State::remove`], which
+//! change index, pages, groups, sums and peak together.
 
-use std::panic::Location;
 use std::sync::Arc;
 
 use crate::allocation::Allocation;
@@ -13,11 +12,12 @@ use crate::groups::{GroupKey, Groups, Labels, NO_LABEL};
 use crate::index::{AddressSpace, BaseIsLive};
 use crate::misuse::{ForgetError, FreedBy, MisuseCounts, RecordMisuse, Recorded};
 use crate::peak::Peak;
-use crate::record::{AllocKind, AllocRecord, LiveAllocation};
+use crate::record::{AllocKind, AllocRecord, LiveAllocation, SourceLine};
 use crate::sub_range::{Arenas, SubRange, SubRangeError};
 use crate::tombstones::{Tombstone, Tombstones};
 use crate::totals::{Sums, Totals};
 
+#[derive(Default)]
 pub(crate) struct State {
     /// Device addresses.
     pub(crate) device: AddressSpace,
@@ -29,7 +29,7 @@ pub(crate) struct State {
     pub(crate) sums: Arc<Sums>,
     /// The highest live bytes; groups keep what they held there.
     pub(crate) peak: Peak<u128>,
-    /// The totals at that peak, once something has changed since.
+    /// The totals at that peak, once something has changed since then.
     pub(crate) totals_at_peak: Option<Totals>,
     pub(crate) next_index: u64,
     pub(crate) tombstones: Tombstones,
@@ -39,20 +39,7 @@ pub(crate) struct State {
 
 impl State {
     pub(crate) fn new(tombstones: usize, sums: Arc<Sums>) -> Self {
-        Self {
-            device: AddressSpace::default(),
-            host: AddressSpace::default(),
-            groups: Groups::default(),
-            labels: Labels::default(),
-            arenas: Arenas::default(),
-            sums,
-            peak: Peak::default(),
-            totals_at_peak: None,
-            next_index: 0,
-            tombstones: Tombstones::new(tombstones),
-            events: Events::default(),
-            misuse: MisuseCounts::default(),
-        }
+        Self { sums, tombstones: Tombstones::new(tombstones), ..Self::default() }
     }
 
     /// Records an allocation. One that is live at the same base is displaced.
@@ -60,41 +47,41 @@ impl State {
         &mut self,
         addr: u64,
         bytes: usize,
-        site: &'static Location<'static>,
+        site: SourceLine,
         kind: AllocKind,
         scope: Option<u32>,
     ) -> Recorded {
         let index = self.next_index;
         self.next_index += 1;
-        let group =
-            self.groups.number(GroupKey { site, scope: scope.unwrap_or(NO_LABEL), tag: NO_LABEL, kind });
+        let key = GroupKey { site, scope: scope.unwrap_or(NO_LABEL), tag: NO_LABEL, kind };
+        let group = self.groups.number(key);
         let new = Allocation { addr, bytes, index, group, kind, free_refused: false, overlaps: false };
         let mut displaced = None;
         let mut inserted = self.insert(&new);
         if inserted.is_err() {
-            // The driver has just given this address out, so what is live there is gone whether its free was seen or not.
+            // The driver has just returned this address, so the older allocation was freed, whether its free was seen or not.
             displaced = self.remove(addr, kind, |_| true, site, FreedBy::Displaced);
             inserted = self.insert(&new);
         }
-        let with = inserted.ok().flatten();
         self.note(EventKind::Recorded, &new, site);
+        let with = inserted.ok().flatten();
         let is_sound = displaced.is_none() && with.is_none() && new.is_possible();
-        let misuse = if is_sound { None } else { Some(self.note_misuse(&new, displaced, with)) };
-        Recorded { index, misuse }
+        let misuse = (!is_sound).then(|| self.misuse_of(&new, displaced, with));
+        self.recorded(index, misuse)
     }
 
-    /// Takes `addr` off, if an allocation whose [kind to free](AllocKind::to_free) this is has it as its base.
+    /// Forgets the allocation with base `addr`, if `kind` is the [kind to free it as](AllocKind::to_free).
     pub(crate) fn forget(
         &mut self,
         addr: u64,
         kind: AllocKind,
-        freed_at: &'static Location<'static>,
+        freed_at: SourceLine,
     ) -> Result<AllocRecord, ForgetError> {
         match self.remove(addr, kind, |found| found.kind.to_free() == kind, freed_at, FreedBy::Free) {
-            Some(gone) => Ok(self.record_of(&gone)),
+            Some(freed) => Ok(self.record_of(&freed)),
             None => {
                 let error = self.explain(addr, kind);
-                // What goes wrong after a peak is no part of it.
+                // The totals at the peak do not count misuse that follows it.
                 self.keep_totals_at_peak();
                 self.note_failed_free(addr, &error, freed_at);
                 Err(error)
@@ -102,51 +89,46 @@ impl State {
         }
     }
 
-    /// Puts a record back that was taken off before a free that the driver refused.
+    /// Records an allocation again that was forgotten before a free that the driver refused.
     pub(crate) fn restore(&mut self, addr: u64, record: &AllocRecord) -> Recorded {
         self.keep_totals_at_peak();
         self.misuse.refused_frees += 1;
         self.tombstones.remove(addr, record.index);
-        let mut number =
-            |label: &Option<_>| label.as_deref().map_or(NO_LABEL, |label| self.labels.number(label));
-        let (scope, tag) = (number(&record.scope), number(&record.tag));
-        let key = GroupKey { site: record.site, scope, tag, kind: record.kind };
-        let back = Allocation {
-            addr,
-            bytes: record.bytes,
-            index: record.index,
-            group: self.groups.number(key),
-            kind: record.kind,
-            free_refused: true,
-            overlaps: false,
+        let mut number = |label: &Option<Arc<str>>| match label {
+            Some(label) => self.labels.number(label),
+            None => NO_LABEL,
         };
+        let (scope, tag) = (number(&record.scope), number(&record.tag));
+        let AllocRecord { bytes, site, kind, index, .. } = *record;
+        let group = self.groups.number(GroupKey { site, scope, tag, kind });
+        let back = Allocation { addr, bytes, index, group, kind, free_refused: true, overlaps: false };
         let misuse = match self.insert(&back) {
             Ok(with) => {
-                self.note(EventKind::Restored, &back, record.site);
+                self.note(EventKind::Restored, &back, site);
                 let is_sound = with.is_none() && back.is_possible();
-                if is_sound { None } else { Some(self.note_misuse(&back, None, with)) }
+                (!is_sound).then(|| self.misuse_of(&back, None, with))
             }
             Err(BaseIsLive) => {
-                // What is live was recorded later, so the driver did give the address out again: it stays.
+                // The live allocation was recorded later, so the driver did return the address again: it stays.
                 let displaced = self.record_of(&back);
-                let kept = self.live_at(addr, record.kind);
-                kept.map(|kept| self.count_misuse(RecordMisuse::OverLive { kept, displaced }))
+                let kept = self.live_at(addr, kind);
+                kept.map(|kept| Box::new(RecordMisuse::OverLive { kept, displaced }))
             }
         };
-        Recorded { index: record.index, misuse }
+        self.recorded(index, misuse)
     }
 
-    /// Takes every sweepable allocation off, in order of creation.
-    pub(crate) fn drain(&mut self, freed_at: &'static Location<'static>) -> Vec<(u64, AllocRecord)> {
+    /// Forgets every sweepable allocation, in order of creation.
+    pub(crate) fn drain(&mut self, freed_at: SourceLine) -> Vec<(u64, AllocRecord)> {
         let mut all: Vec<_> = self.device.iter().filter(|live| live.kind.is_sweepable()).copied().collect();
         all.sort_unstable_by_key(|live| live.index);
-        for gone in &all {
-            self.remove(gone.addr, gone.kind, |_| true, freed_at, FreedBy::Drain);
+        for live in &all {
+            self.remove(live.addr, live.kind, |_| true, freed_at, FreedBy::Drain);
         }
-        all.iter().map(|gone| (gone.addr, self.record_of(gone))).collect()
+        all.iter().map(|freed| (freed.addr, self.record_of(freed))).collect()
     }
 
-    /// Names a live allocation; false where `addr` is no base of one.
+    /// Tags a live allocation; false where `addr` is no base of one.
     pub(crate) fn tag(&mut self, addr: u64, tag: &str) -> bool {
         let Some(found) = self.device.get(addr).or_else(|| self.host.get(addr)).copied() else {
             return false;
@@ -165,12 +147,14 @@ impl State {
         true
     }
 
-    /// Puts a part under the arena with that base.
+    /// Adds a part to the arena with that base.
     pub(crate) fn begin_part(
         &mut self,
         arena: u64,
         offset_bytes: u64,
-        (bytes, name, site): (usize, &str, &'static Location<'static>),
+        bytes: usize,
+        name: &str,
+        site: SourceLine,
         scope: Option<u32>,
     ) -> Result<(), SubRangeError> {
         let found = self.device.get(arena).filter(|found| found.kind == AllocKind::Arena);
@@ -180,7 +164,7 @@ impl State {
         self.arenas.begin(owner, offset_bytes, SubRange { addr, bytes, name: name.into(), site, scope })
     }
 
-    /// Starts the peaks anew from what is live now.
+    /// Sets the peaks to what is live now.
     pub(crate) fn reset_peak(&mut self) {
         self.peak.reset(self.sums.live_bytes());
         self.sums.set_peak_bytes(self.peak.height());
@@ -188,24 +172,20 @@ impl State {
         self.totals_at_peak = None;
     }
 
-    /// The totals of this moment. Costs a look at every device allocation while some overlap.
+    /// The totals of this moment. While device allocations overlap, this looks at each of them.
     pub(crate) fn totals(&mut self) -> Totals {
         let pages = self.device.distinct_pages();
         self.sums.raise_peak_pages(pages);
         self.sums.totals(pages, self.misuse)
     }
 
-    /// Whether device allocations overlap, so that pages must be counted anew.
-    pub(crate) fn has_overlaps(&self) -> bool {
-        self.device.has_overlaps()
-    }
-
-    /// Puts an allocation in; the answer is the base of one that it overlaps.
+    /// Inserts an allocation; the answer is the base of one that it overlaps.
     ///
     /// # Errors
-    /// [`BaseIsLive`]; nothing is put in then.
+    /// [`BaseIsLive`]; then nothing is inserted.
     #[inline]
     fn insert(&mut self, new: &Allocation) -> Result<Option<u64>, BaseIsLive> {
+        // An insertion that makes a new peak ends the old one, whose totals nobody asks for any more.
         let live_bytes = self.sums.live_bytes() + new.bytes as u128;
         if !(new.kind.is_sweepable() && live_bytes > self.peak.height()) {
             self.keep_totals_at_peak();
@@ -217,46 +197,47 @@ impl State {
             self.sums.set_peak_bytes(self.peak.height());
             self.totals_at_peak = None;
         }
-        self.sums.set_pages(self.device.counts(), self.has_overlaps());
+        self.sums.set_pages(self.device.counts(), self.device.has_overlaps());
         if new.kind == AllocKind::Arena {
             self.arenas.open(new.addr, new.index);
         }
         Ok(with)
     }
 
-    /// Takes the allocation with this base out, if it may go, and remembers its free.
+    /// Removes the allocation with this base, if it fits, and remembers its free.
     #[inline]
     fn remove(
         &mut self,
         addr: u64,
         kind: AllocKind,
-        may_go: impl FnOnce(&Allocation) -> bool,
-        freed_at: &'static Location<'static>,
+        fits: impl FnOnce(&Allocation) -> bool,
+        freed_at: SourceLine,
         how: FreedBy,
     ) -> Option<Allocation> {
         self.keep_totals_at_peak();
-        let gone = self.space_mut(kind).remove_if(addr, may_go)?;
-        self.sums.subtract(&gone);
-        self.sums.set_pages(self.device.counts(), self.has_overlaps());
-        self.groups.held_mut(gone.group).change([self.peak.number()]).subtract(gone.bytes);
-        if gone.kind == AllocKind::Arena {
-            self.arenas.close(gone.addr, gone.index);
+        let freed = self.space_mut(kind).remove_if(addr, fits)?;
+        self.sums.subtract(&freed);
+        self.sums.set_pages(self.device.counts(), self.device.has_overlaps());
+        self.groups.held_mut(freed.group).change([self.peak.number()]).subtract(freed.bytes);
+        if freed.kind == AllocKind::Arena {
+            self.arenas.close(freed.addr, freed.index);
         }
-        // Padding is nobody's to free, and must not drive out what was.
-        if gone.is_callers() {
-            self.tombstones.push(Tombstone { was: gone, freed_at, how });
+        // Callers do not free padding, and it must not displace the tombstones of what they freed.
+        if freed.kind.is_callers() {
+            self.tombstones.push(Tombstone { was: freed, freed_at, how });
         }
-        self.note(EventKind::Gone(how), &gone, freed_at);
-        Some(gone)
+        self.note(EventKind::Gone(how), &freed, freed_at);
+        Some(freed)
     }
 
-    fn note(&mut self, kind: EventKind, what: &Allocation, at: &'static Location<'static>) {
+    #[inline]
+    fn note(&mut self, kind: EventKind, what: &Allocation, at: SourceLine) {
         if self.events.are_kept() {
             self.events.push(kind, self.live(what), at);
         }
     }
 
-    /// Keeps the totals of the last peak before the first change after it. A change that makes a new peak keeps none.
+    /// Keeps the totals of the last peak, before the first change after it.
     pub(crate) fn keep_totals_at_peak(&mut self) {
         if self.totals_at_peak.is_none() {
             self.totals_at_peak = Some(self.totals());
@@ -275,35 +256,33 @@ impl State {
         self.space(kind).get(addr).map(|live| self.live(live))
     }
 
-    /// Counts what was wrong with a record: the weightiest, if several things were.
-    fn note_misuse(
-        &mut self,
-        new: &Allocation,
-        displaced: Option<Allocation>,
-        with: Option<u64>,
-    ) -> Box<RecordMisuse> {
+    /// What was wrong with a record, the gravest if several things were: it displaced the old one, overlaps the one with that
+    /// base, or is impossible.
+    fn misuse_of(&self, new: &Allocation, old: Option<Allocation>, with: Option<u64>) -> Box<RecordMisuse> {
         let live = self.live(new);
         let with = with.and_then(|with| self.live_at(with, new.kind));
-        let misuse = match (displaced, with) {
+        Box::new(match (old, with) {
             (Some(old), _) => RecordMisuse::OverLive { kept: live, displaced: self.record_of(&old) },
             (None, Some(with)) => RecordMisuse::Overlap { new: live, with },
             _ if new.passes_end() => RecordMisuse::PastEnd { new: live },
             _ if new.addr == 0 => RecordMisuse::Null { new: live },
             _ => RecordMisuse::Empty { new: live },
-        };
-        self.count_misuse(misuse)
+        })
     }
 
-    fn count_misuse(&mut self, misuse: RecordMisuse) -> Box<RecordMisuse> {
-        self.misuse.note_record(&misuse);
-        Box::new(misuse)
+    /// The answer to a record, whose misuse it counts.
+    fn recorded(&mut self, index: u64, misuse: Option<Box<RecordMisuse>>) -> Recorded {
+        if let Some(misuse) = &misuse {
+            self.misuse.note_record(misuse);
+        }
+        Recorded { index, misuse }
     }
 
     /// Counts a free that named nothing live.
     ///
-    /// A free that comes after the record of the next allocation at its address is no double free: the record displaced its
-    /// allocation, and this is the free that was missing then. Neither of the two is misuse once both are seen.
-    fn note_failed_free(&mut self, addr: u64, error: &ForgetError, freed_at: &'static Location<'static>) {
+    /// A free may follow the record of the next allocation at its address. That record displaced the allocation, and this is
+    /// the free that was missing then: no double free. Once both are seen, neither counts as misuse.
+    fn note_failed_free(&mut self, addr: u64, error: &ForgetError, freed_at: SourceLine) {
         if let ForgetError::DoubleFree { .. } = error
             && let Some(displaced) = self.tombstones.displaced_at(addr)
         {

@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Named parts of arenas. They stand under their arena, whose bytes count already: no total has them, no sweep frees them.
+//! Named parts of arenas. No total includes them, since totals include their arena, and no sweep frees them.
 //!
-//! A part is bookkeeping of our own making, not a driver's word, so what is wrong with one is refused and changes nothing. A
-//! part ends by [`end_sub_range`](crate::Ledger::end_sub_range), or with its arena; an arena that comes back, since the driver
-//! refused to free it, comes back with its parts.
+//! The driver knows no parts, so a call that is wrong is refused and changes nothing. A part ends by
+//! [`end_sub_range`](crate::Ledger::end_sub_range), or with its arena. An arena that is restored, since the driver refused to
+//! free it, has its parts again.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::record::{AllocKind, AllocRecord, LiveAllocation};
+use crate::record::{AllocKind, AllocRecord, LiveAllocation, SourceLine};
 use crate::text::{ByteSize, Label};
 
-/// Ended parts that are remembered, to tell a second end from an unknown address.
+/// Number of ended parts that are remembered, to tell a second end from an unknown address.
 const REMEMBERED: usize = 256;
-/// Arenas taken off whose parts are kept until others are, should the driver refuse to free them.
+/// Number of forgotten arenas, the last ones, whose parts are kept in case the driver refuses to free them.
 const CLOSED: usize = 4;
 
 /// A named part of an arena.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SubRange {
-    /// Its first byte.
+    /// The address of its first byte.
     pub addr: u64,
     /// Its bytes as asked for.
     pub bytes: usize,
@@ -30,12 +30,12 @@ pub struct SubRange {
     pub name: Arc<str>,
     /// The source line that took it.
     pub site: &'static Location<'static>,
-    /// The scopes open on the thread that took it.
+    /// The scopes open on the thread that took it, outermost first, joined by `/`.
     pub scope: Option<Arc<str>>,
 }
 
 impl SubRange {
-    /// Its last byte, which may be the last there is.
+    /// The address of its last byte; the end of the address space at most.
     fn last(&self) -> u64 {
         self.addr.saturating_add((self.bytes as u64).saturating_sub(1))
     }
@@ -100,12 +100,12 @@ pub enum SubRangeError {
         /// The other.
         with: Box<SubRange>,
     },
-    /// It was given back before.
+    /// It was ended before.
     #[error("{was} is not live: given back before at {ended_at}")]
     EndedBefore {
         /// What it was.
         was: Box<SubRange>,
-        /// The source line that gave it back.
+        /// The source line that ended it.
         ended_at: &'static Location<'static>,
     },
     /// It lies inside a part.
@@ -130,18 +130,18 @@ pub enum SubRangeError {
 /// The parts of one arena by their first byte.
 pub(crate) type Parts = BTreeMap<u64, SubRange>;
 
-/// The live arenas that have parts.
+/// The parts of live arenas, by the arena's base. An arena that never had a part is not here.
 #[derive(Default)]
 pub(crate) struct Arenas {
     open: BTreeMap<u64, Parts>,
     /// The last parts that ended, and where.
-    ended: VecDeque<(SubRange, &'static Location<'static>)>,
-    /// The creation index of an arena, and the parts it had when it was taken off.
+    ended: VecDeque<(SubRange, SourceLine)>,
+    /// The creation index of each forgotten arena, and the parts it had.
     closed: VecDeque<(u64, Parts)>,
 }
 
 impl Arenas {
-    /// An arena came, or came back.
+    /// An arena was recorded, or restored with its parts.
     pub(crate) fn open(&mut self, base: u64, index: u64) {
         let at = self.closed.iter().position(|(closed, _)| *closed == index);
         if let Some((_, parts)) = at.and_then(|at| self.closed.remove(at)) {
@@ -149,9 +149,9 @@ impl Arenas {
         }
     }
 
-    /// An arena went, and its parts with it.
+    /// An arena was forgotten, and its parts with it.
     pub(crate) fn close(&mut self, base: u64, index: u64) {
-        let Some(parts) = self.open.remove(&base) else { return };
+        let Some(parts) = self.open.remove(&base).filter(|parts| !parts.is_empty()) else { return };
         if self.closed.len() == CLOSED {
             self.closed.pop_front();
         }
@@ -160,11 +160,11 @@ impl Arenas {
 
     /// Base and parts of every arena that has some.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &Parts)> {
-        self.open.iter().map(|(&base, parts)| (base, parts))
+        self.open.iter().map(|(&base, parts)| (base, parts)).filter(|(_, parts)| !parts.is_empty())
     }
 
-    /// The part that holds `addr`. Where live allocations overlap, one arena may begin within another, so the nearest base need
-    /// not be that of its arena; else it is, or none has a part there.
+    /// The part in which `addr` lies. While live allocations overlap, an arena may begin inside another, so arenas with lower
+    /// bases are searched too.
     pub(crate) fn part_at(&self, addr: u64, has_overlaps: bool) -> Option<&SubRange> {
         let looked_at = if has_overlaps { self.open.len() } else { 1 };
         self.open.range(..=addr).rev().take(looked_at).find_map(|(_, parts)| {
@@ -177,8 +177,7 @@ impl Arenas {
         self.open.get(&base).map_or_else(Vec::new, |parts| parts.values().cloned().collect())
     }
 
-    /// Puts a part under the arena, which is live, that many bytes behind its first. The part's own address need not be right
-    /// where it passes the arena's end.
+    /// Adds a part to a live arena, at that offset. The part's own address may be wrong if it passes the arena's end.
     pub(crate) fn begin(
         &mut self,
         arena: LiveAllocation,
@@ -191,13 +190,13 @@ impl Arenas {
         }
         let end = u128::from(offset_bytes) + part.bytes as u128;
         // An arena that would pass the end of the address space ends there.
-        let room = (arena.record.bytes as u128).min((1 << u64::BITS) - u128::from(arena.addr));
-        if let Some(excess) = end.checked_sub(room).filter(|&excess| excess > 0) {
+        let space = (arena.record.bytes as u128).min((1 << u64::BITS) - u128::from(arena.addr));
+        if let Some(excess) = end.checked_sub(space).filter(|&excess| excess > 0) {
             let excess_bytes = u64::try_from(excess).unwrap_or(u64::MAX);
             return Err(SubRangeError::PastEnd { name: name(), excess_bytes, arena: Box::new(arena) });
         }
         let parts = self.open.entry(arena.addr).or_default();
-        // Parts share no bytes, so the last that begins before its end is the one that could reach in.
+        // Parts share no bytes, so only the last part that begins before this one's end can overlap it.
         let before = parts.range(..=part.last()).next_back().map(|(_, other)| other);
         if let Some(other) = before.filter(|other| other.last() >= part.addr) {
             return Err(SubRangeError::Overlap { name: name(), with: Box::new(other.clone()) });
@@ -206,17 +205,9 @@ impl Arenas {
         Ok(())
     }
 
-    /// Takes the part that begins at `addr` off.
-    pub(crate) fn end(
-        &mut self,
-        addr: u64,
-        at: &'static Location<'static>,
-    ) -> Result<SubRange, SubRangeError> {
-        let mut holder = self.open.range_mut(..=addr).rev().find(|(_, parts)| parts.contains_key(&addr));
-        let part = holder.as_mut().and_then(|(_, parts)| parts.remove(&addr));
-        if let Some(base) = holder.filter(|(_, parts)| parts.is_empty()).map(|(&base, _)| base) {
-            self.open.remove(&base);
-        }
+    /// Ends the part that begins at `addr`.
+    pub(crate) fn end(&mut self, addr: u64, at: SourceLine) -> Result<SubRange, SubRangeError> {
+        let part = self.open.range_mut(..=addr).rev().find_map(|(_, parts)| parts.remove(&addr));
         if let Some(part) = part {
             if self.ended.len() == REMEMBERED {
                 self.ended.pop_front();

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Tombstones: the last frees, so that a second free or a stale address is answered with the first.
+//! Tombstones: the last frees, so that the answer to a second free or a stale address names the first free.
 
 use std::collections::VecDeque;
-use std::panic::Location;
 
 use crate::allocation::Allocation;
 use crate::misuse::FreedBy;
+use crate::record::SourceLine;
 
 /// One remembered free.
 #[derive(Clone, Copy)]
 pub(crate) struct Tombstone {
     pub(crate) was: Allocation,
-    pub(crate) freed_at: &'static Location<'static>,
+    pub(crate) freed_at: SourceLine,
     pub(crate) how: FreedBy,
 }
 
 impl Tombstone {
-    /// Whether the other is of the same place, size and kind. A displaced allocation still waits for its free.
+    /// Whether the other free was of the same address, size and kind. The free of a displaced allocation may still follow,
+    /// so its tombstone is never replaced.
     fn is_like(&self, other: &Self) -> bool {
         let place = |free: &Self| (free.was.addr, free.was.bytes, free.was.kind);
         place(self) == place(other) && self.how != FreedBy::Displaced
@@ -25,9 +26,10 @@ impl Tombstone {
 
 /// The last frees, up to a limit.
 ///
-/// Of frees of one place, size and kind right behind each other only the last is kept, which alone answers what is asked. So a
-/// loop that allocates and frees one buffer does not drive out the frees of others. If that last free turns out not to have
-/// happened, the ones before it are not remembered either: their place is live again.
+/// Of successive frees of one address, size and kind only the last is kept, since only the last is ever an answer. So a loop
+/// that allocates and frees one buffer does not displace all other frees. If the driver refused that last free, the ones before
+/// it are not remembered either: their address is live again.
+#[derive(Default)]
 pub(crate) struct Tombstones {
     /// Oldest first.
     frees: VecDeque<Tombstone>,
@@ -42,16 +44,13 @@ impl Tombstones {
     /// Remembers a free.
     #[inline]
     pub(crate) fn push(&mut self, free: Tombstone) {
-        match self.frees.back_mut() {
-            Some(last) if last.is_like(&free) => *last = free,
-            _ => {
-                if self.frees.len() >= self.limit {
-                    self.frees.pop_front();
-                }
-                if self.limit > 0 {
-                    self.frees.push_back(free);
-                }
+        if let Some(last) = self.frees.back_mut().filter(|last| last.is_like(&free)) {
+            *last = free;
+        } else if self.limit > 0 {
+            if self.frees.len() == self.limit {
+                self.frees.pop_front();
             }
+            self.frees.push_back(free);
         }
     }
 
@@ -65,7 +64,7 @@ impl Tombstones {
         self.frees.iter_mut().rev().find(|free| free.was.addr == addr && free.how == FreedBy::Displaced)
     }
 
-    /// Forgets the free of an allocation that turned out not to have happened.
+    /// Forgets the free of an allocation, since the driver refused it.
     pub(crate) fn remove(&mut self, addr: u64, index: u64) {
         self.frees.retain(|free| (free.was.addr, free.was.index) != (addr, index));
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The totals of one moment: how they come from sums and pages, and how they are read without the lock.
+//! The totals of one moment: computed from sums and numbers of pages, and read without the lock.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64, fence};
@@ -17,13 +17,14 @@ use crate::record::AllocKind;
 pub struct Totals {
     /// Bytes of sweepable (device and managed) allocations, as asked for.
     pub live_bytes: u64,
-    /// Their number.
+    /// Number of sweepable allocations.
     pub live_count: u64,
     /// Bytes of the distinct 2 MiB pages that device allocations and their padding touch.
     pub resident_bytes: u64,
     /// `resident_bytes` less the bytes of device allocations and of padding.
     pub slack_bytes: u64,
-    /// [`chunk_slack`](crate::chunk_slack) of the sweepable allocations: what the chunks of small ones hold beyond them.
+    /// [`chunk_slack`](crate::chunk_slack) of the sweepable allocations: resident bytes of chunks less the bytes of the small
+    /// allocations in them.
     pub chunk_slack_bytes: u64,
     /// The highest `live_bytes` so far.
     pub peak_bytes: u64,
@@ -31,11 +32,11 @@ pub struct Totals {
     pub peak_resident_bytes: u64,
     /// Bytes of managed allocations; part of `live_bytes`.
     pub managed_bytes: u64,
-    /// Their number; part of `live_count`.
+    /// Number of managed allocations; part of `live_count`.
     pub managed_count: u64,
     /// Bytes of arenas.
     pub arena_bytes: u64,
-    /// Their number.
+    /// Number of arenas.
     pub arena_count: u64,
     /// Bytes of the distinct pages that only arenas touch.
     pub arena_resident_bytes: u64,
@@ -47,20 +48,20 @@ pub struct Totals {
     pub padding_bytes: u64,
     /// The number of ranges of padding.
     pub padding_count: u64,
-    /// What went wrong so far.
+    /// How often the ledger was misused so far.
     pub misuse: MisuseCounts,
 }
 
-/// A byte total as the API counts them: what 64 bits cannot hold shows as the largest.
-fn narrow(bytes: u128) -> u64 {
-    u64::try_from(bytes).unwrap_or(u64::MAX)
+/// A sum in 64 bits; the largest number where it does not fit.
+pub(crate) fn narrow(sum: impl TryInto<u64>) -> u64 {
+    sum.try_into().unwrap_or(u64::MAX)
 }
 
 fn page_bytes(pages: u64) -> u128 {
     u128::from(pages) * u128::from(SMALL_ALLOC_CHUNK)
 }
 
-/// A number of two words, since a caller may claim any size. Only one thread at a time may change it.
+/// A number in two words, since callers may claim any sizes. One thread at a time may change it.
 #[derive(Default)]
 struct Wide {
     low: AtomicU64,
@@ -80,8 +81,8 @@ impl Wide {
 
 /// Sums over the live allocations: changed under the ledger's lock, read without it.
 ///
-/// A counter of changes says whether a read was of one moment: it is odd during a change, and moves with each. So two reads,
-/// one behind the other, never see the later moment first.
+/// A counter of changes tells a reader whether it saw one moment: it is odd during a change, and each change moves it. So
+/// of two reads in order the second never sees an earlier moment than the first.
 #[derive(Default)]
 pub(crate) struct Sums {
     changes: AtomicU64,
@@ -94,12 +95,12 @@ pub(crate) struct Sums {
     small_pages: AtomicU64,
     peak_bytes: Wide,
     peak_pages: AtomicU64,
-    /// Allocations overlap, so the numbers of pages are not those of distinct pages.
+    /// Whether device allocations overlap, so that the numbers of pages are not those of distinct pages.
     overlaps: AtomicBool,
 }
 
 impl Sums {
-    /// Begins a change. The caller holds the lock until it has [ended](Self::end_change) it.
+    /// Begins a change. The caller holds the lock until it [ends](Self::end_change) the change.
     pub(crate) fn begin_change(&self) {
         self.changes.store(self.changes.load(Relaxed) + 1, Relaxed);
         fence(Release);
@@ -109,12 +110,12 @@ impl Sums {
         self.changes.store(self.changes.load(Relaxed) + 1, Release);
     }
 
-    /// Adds an allocation that comes.
+    /// Adds an allocation that is recorded.
     pub(crate) fn add(&self, allocation: &Allocation) {
         self.change(allocation, |sum, bytes| sum + bytes, |count| count + 1);
     }
 
-    /// Subtracts an allocation that goes.
+    /// Subtracts an allocation that is freed.
     pub(crate) fn subtract(&self, allocation: &Allocation) {
         self.change(allocation, |sum, bytes| sum - bytes, |count| count - 1);
     }
@@ -148,7 +149,7 @@ impl Sums {
         self.peak_bytes.set(bytes);
     }
 
-    /// Starts the peak of pages anew.
+    /// Sets the peak of pages to this number.
     pub(crate) fn reset_peak_pages(&self, pages: PageCounts) {
         self.peak_pages.store(pages.device, Relaxed);
     }
@@ -158,13 +159,7 @@ impl Sums {
         self.bytes[AllocKind::Device as usize].get() + self.bytes[AllocKind::Managed as usize].get()
     }
 
-    /// Number of live allocations of every kind but padding.
-    pub(crate) fn callers_count(&self) -> usize {
-        let callers = AllocKind::ALL.iter().filter(|&&kind| kind != AllocKind::Padding);
-        callers.map(|&kind| self.counts[kind as usize].load(Relaxed)).sum::<u64>() as usize
-    }
-
-    /// The totals, given the distinct pages. For one who holds the lock.
+    /// The totals, given the distinct pages. They are of one moment only if the caller holds the lock.
     pub(crate) fn totals(&self, pages: PageCounts, misuse: MisuseCounts) -> Totals {
         let bytes = |kind: AllocKind| self.bytes[kind as usize].get();
         let count = |kind: AllocKind| self.counts[kind as usize].load(Relaxed);
@@ -174,7 +169,7 @@ impl Sums {
             live_bytes: narrow(device + managed),
             live_count: count(AllocKind::Device) + count(AllocKind::Managed),
             resident_bytes: narrow(resident),
-            // What passes the end of the address space, or overlaps, claims more bytes than its pages hold.
+            // An allocation that overlaps or passes the end of the address space claims more bytes than its pages hold.
             slack_bytes: narrow(resident.saturating_sub(device + padding)),
             chunk_slack_bytes: narrow(page_bytes(pages.small).saturating_sub(self.small_bytes.get())),
             peak_bytes: narrow(self.peak_bytes.get()),
@@ -192,7 +187,7 @@ impl Sums {
         }
     }
 
-    /// The totals of one moment, but for misuse, without the lock; none where a change is under way or allocations overlap.
+    /// The totals of one moment but for misuse, without the lock; none during a change, and while allocations overlap.
     pub(crate) fn read(&self) -> Option<Totals> {
         let before = self.changes.load(Acquire);
         let pages = PageCounts {
