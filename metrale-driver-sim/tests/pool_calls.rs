@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What calls about pools and their memory answer. Measured on an H200 (driver 580.159.04), but for the tests whose names
-//! begin with `modelled`: a run on a GPU tells which of their rows are wrong.
+//! What calls about pools and their memory answer. Measured on an H200 (driver 580.159.04), but for the tests of the
+//! software driver alone.
 
 mod common;
 
@@ -131,59 +131,6 @@ on_both_drivers! {
         }
         table.check();
     }
-
-    /// Apart from the others, as above.
-    modelled_destroyed_pool_as_the_current_one(driver) {
-        let _guard = ContextGuard::new(&driver, 0).unwrap();
-        let cuda = Cuda::new(&driver);
-        let mut table = Table::default();
-        let pool = cuda.new_pool(0);
-        assert_eq!((cuda.pool_destroy(pool), cuda.set_pool(0, pool)), (0, 0));
-        table.row("the current pool then", cuda.current_pool(0), Ok(pool));
-        table.row("allocation", status(cuda.alloc_async(64, 0)), 1);
-        table.row("make the default pool current", cuda.set_pool(0, cuda.default_pool(0).unwrap()), 0);
-        table.row("allocation from that", status(cuda.alloc_async(64, 0)), 0);
-        table.check();
-    }
-
-    /// Rows that the measured ones leave open.
-    modelled_rows(driver) {
-        let _guard = ContextGuard::new(&driver, 0).unwrap();
-        let cuda = Cuda::new(&driver);
-        let mut table = Table::default();
-        let pool = cuda.new_pool(0);
-        let access = |id, flags| [CUmemAccessDesc { location: on_device(id), flags }];
-        let read = CU_MEM_ACCESS_FLAGS_PROT_READ;
-        table.row("let its own device read only", cuda.pool_set_access(pool, &access(0, read)), 101);
-        table.row("access for device 99", cuda.pool_set_access(pool, &access(99, 3)), 1);
-        table.row("access of device 99", status(cuda.pool_access(pool, on_device(99))), 101);
-        table.row("destroy", cuda.pool_destroy(pool), 0);
-
-        let stream = cuda.stream(NON_BLOCKING).unwrap();
-        let plain = cuda.alloc(1000).unwrap();
-        table.row("free of plain memory in stream order", cuda.free_async(plain, stream), 0);
-        table.row("range before the stream is synchronized", cuda.range(plain), Ok((plain, 1000)));
-        table.row("sync", cuda.stream_sync(stream), 0);
-        table.row("range after that", cuda.range(plain), Err(500));
-        table.row("a second time after that", cuda.free_async(plain, stream), 1);
-        table.row("cuMemFree after that", cuda.free(plain), 1);
-        let plain = cuda.alloc(1000).unwrap();
-        table.row("free of another", cuda.free_async(plain, stream), 0);
-        table.row("cuMemFree of it before the stream is synchronized", cuda.free(plain), 0);
-        table.row("cuMemFree of it again", cuda.free(plain), 1);
-        table.row("sync", cuda.stream_sync(stream), 0);
-
-        let managed = cuda.alloc_managed(4096, 1).unwrap();
-        table.row("free inside managed memory", cuda.free_async(managed + 512, stream), 1);
-        table.row("free of managed memory", cuda.free(managed), 0);
-        let pinned = cuda.alloc_host(4096).unwrap();
-        table.row("free of pinned memory", cuda.free_async(pinned.addr() as u64, stream), 1);
-        table.row("cuMemFreeHost of it", cuda.free_host(pinned), 0);
-        let (mapping, _) = mapped(&cuda, 1);
-        table.row("free of mapped memory", cuda.free_async(mapping, stream), 1);
-        table.row("end of the stream", cuda.stream_destroy(stream), 0);
-        table.check();
-    }
 }
 
 fn open(driver: &SimDriver) -> (Cuda, ContextGuard) {
@@ -241,14 +188,60 @@ fn plain_memory_freed_in_stream_order_is_freed_once() {
     assert_eq!((cuda.free(address), cuda.free(address)), (0, 1));
 }
 
+/// On the software driver only: an H200's driver crashes over one of the calls after the first two, and which is not known.
 #[test]
 fn a_destroyed_pool_made_current_is_told() {
     let driver = SimDriver::new(Profile::h200());
     let (cuda, _guard) = open(&driver);
     let pool = cuda.new_pool(0);
     assert_eq!((cuda.pool_destroy(pool), cuda.set_pool(0, pool)), (0, 0));
-    assert!(driver.diagnostics().join("\n").contains("was destroyed"));
+    assert!(
+        driver.diagnostics()[0].contains("was destroyed") && driver.diagnostics()[0].contains("may crash")
+    );
+    assert_eq!((cuda.current_pool(0), status(cuda.alloc_async(64, 0))), (Ok(pool), 1));
+    assert_eq!(cuda.set_pool(0, cuda.default_pool(0).unwrap()), 0);
+    assert_eq!(status(cuda.alloc_async(64, 0)), 0);
     assert_eq!(cuda.set_pool(0, pool + 0x10), 1, "never made");
+}
+
+/// On the software driver only: an H200's driver crashes somewhere in this sequence, and at which row is not known.
+#[test]
+fn access_of_a_pool_and_frees_of_memory_of_other_kinds() {
+    let driver = SimDriver::new(Profile::h200());
+    let (cuda, _guard) = open(&driver);
+    let mut table = Table::default();
+    let pool = cuda.new_pool(0);
+    let access = |id, flags| [CUmemAccessDesc { location: on_device(id), flags }];
+    let read = CU_MEM_ACCESS_FLAGS_PROT_READ;
+    table.row("let its own device read only", cuda.pool_set_access(pool, &access(0, read)), 101);
+    table.row("access for device 99", cuda.pool_set_access(pool, &access(99, 3)), 1);
+    table.row("access of device 99", status(cuda.pool_access(pool, on_device(99))), 101);
+    table.row("destroy", cuda.pool_destroy(pool), 0);
+
+    let stream = cuda.stream(NON_BLOCKING).unwrap();
+    let plain = cuda.alloc(1000).unwrap();
+    table.row("free of plain memory in stream order", cuda.free_async(plain, stream), 0);
+    table.row("range before the stream is synchronized", cuda.range(plain), Ok((plain, 1000)));
+    table.row("sync", cuda.stream_sync(stream), 0);
+    table.row("range after that", cuda.range(plain), Err(500));
+    table.row("a second time after that", cuda.free_async(plain, stream), 1);
+    table.row("cuMemFree after that", cuda.free(plain), 1);
+    let plain = cuda.alloc(1000).unwrap();
+    table.row("free of another", cuda.free_async(plain, stream), 0);
+    table.row("cuMemFree of it before the stream is synchronized", cuda.free(plain), 0);
+    table.row("cuMemFree of it again", cuda.free(plain), 1);
+    table.row("sync", cuda.stream_sync(stream), 0);
+
+    let managed = cuda.alloc_managed(4096, 1).unwrap();
+    table.row("free inside managed memory", cuda.free_async(managed + 512, stream), 1);
+    table.row("free of managed memory", cuda.free(managed), 0);
+    let pinned = cuda.alloc_host(4096).unwrap();
+    table.row("free of pinned memory", cuda.free_async(pinned.addr() as u64, stream), 1);
+    table.row("cuMemFreeHost of it", cuda.free_host(pinned), 0);
+    let (mapping, _) = mapped(&cuda, 1);
+    table.row("free of mapped memory", cuda.free_async(mapping, stream), 1);
+    table.row("end of the stream", cuda.stream_destroy(stream), 0);
+    table.check();
 }
 
 #[test]

@@ -145,6 +145,12 @@ impl Face {
             // SAFETY: as above.
             let size = unsafe { Out::optional(psize) }?;
             let (address, allocation) = model.memory.find(dptr).ok_or(CUDA_ERROR_NOT_FOUND)?;
+            // Measured: an address behind the reserved ones is not found, though a mapping may reach there.
+            if matches!(allocation.kind, AllocationKind::Mapped(_))
+                && model.memory.reserved_around(dptr).is_err()
+            {
+                return Err(CUDA_ERROR_NOT_FOUND);
+            }
             if let Some(base) = base {
                 base.put(address);
             }

@@ -9,7 +9,7 @@ use metrale_driver_sys::{
     CU_MEM_ALLOC_GRANULARITY_RECOMMENDED, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE,
     CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc,
     CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType,
-    CUmemGenericAllocationHandle, CUmemLocation, CUresult,
+    CUmemGenericAllocationHandle, CUmemLocation, CUresult, DriverFn,
 };
 
 use super::Face;
@@ -30,11 +30,10 @@ impl Face {
             model.initialized()?;
             // SAFETY: the trait's promise for result pointers.
             let out = unsafe { Out::new(granularity) }?;
-            // SAFETY: the trait's promise for pointers to structures.
-            let location = unsafe { get(prop) }?.location;
-            // Measured: neither the kind of memory nor the ordinal need exist.
-            if option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED || location.type_ != CU_MEM_LOCATION_TYPE_DEVICE
-            {
+            // SAFETY: the trait's promise for pointers to structures. Measured: neither the kind of memory nor the location need
+            // exist.
+            unsafe { get(prop) }?;
+            if option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }
             out.put(model.memory.granularity() as usize);
@@ -91,6 +90,7 @@ impl Face {
     pub(super) unsafe fn cuMemRelease(&self, handle: CUmemGenericAllocationHandle) -> CUresult {
         self.call(|model| {
             model.sound()?;
+            model.not_freed(DriverFn::cuMemRelease, handle)?;
             model.memory.release_physical(handle)
         })
     }
@@ -106,6 +106,7 @@ impl Face {
         self.call(|model| {
             model.sound()?;
             no_flags(flags)?;
+            model.not_freed(DriverFn::cuMemMap, handle)?;
             let outside = model.memory.map(ptr, size as u64, offset as u64, handle)?;
             if outside > 0 {
                 model.diagnose(format!(
@@ -179,6 +180,7 @@ impl Face {
             model.sound()?;
             // SAFETY: the trait's promise for result pointers.
             let out = unsafe { Out::new(prop) }?;
+            model.not_freed(DriverFn::cuMemGetAllocationPropertiesFromHandle, handle)?;
             let (device, requestedHandleTypes) = model.memory.physical_properties(handle)?;
             out.put(CUmemAllocationProp {
                 type_: CU_MEM_ALLOCATION_TYPE_PINNED,

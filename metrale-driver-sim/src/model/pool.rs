@@ -55,7 +55,7 @@ impl Model {
             Ok(true) => {}
             Err(_) if self.handles.was_made(Kind::Pool, pool) => self.diagnose(format!(
                 "cuDeviceSetMemPool: the pool {pool:#x} was destroyed; allocations of device {device} are refused until \
-                 another pool is made current"
+                 another pool is made current; a real driver may crash first"
             )),
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         }

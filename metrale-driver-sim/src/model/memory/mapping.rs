@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, HashMap};
 use metrale_driver_sys::{
     CU_MEM_ACCESS_FLAGS_PROT_NONE, CU_MEM_ACCESS_FLAGS_PROT_READ, CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUmemAccess_flags,
-    CUresult,
+    CUresult, DriverFn,
 };
 
 use super::{Allocation, AllocationKind, Memory};
@@ -87,9 +87,9 @@ impl VirtualMemory {
         Self { ranges: BTreeMap::new(), physical: HashMap::new(), places: AddressSpace::new(PLACES) }
     }
 
-    /// Memory whose handle was not released.
-    fn usable(&self, handle: u64) -> Result<&Physical, CUresult> {
-        self.physical.get(&handle).filter(|physical| physical.references > 0).ok_or(CUDA_ERROR_INVALID_VALUE)
+    /// Memory that is not free. Its handle may be released, if the memory is mapped.
+    fn of(&self, handle: u64) -> Result<&Physical, CUresult> {
+        self.physical.get(&handle).ok_or(CUDA_ERROR_INVALID_VALUE)
     }
 
     /// Start and bytes of the reserved range that holds an address.
@@ -152,12 +152,11 @@ impl Memory {
         Ok(())
     }
 
-    /// `cuMemRelease`.
+    /// `cuMemRelease`: 1 for a handle that was released, also while its memory is mapped.
     pub(crate) fn release_physical(&mut self, handle: u64) -> Result<(), CUresult> {
-        self.virtual_memory.usable(handle)?;
-        if let Some(physical) = self.virtual_memory.physical.get_mut(&handle) {
-            physical.references -= 1;
-        }
+        let physical = self.virtual_memory.physical.get_mut(&handle);
+        let physical = physical.filter(|physical| physical.references > 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        physical.references -= 1;
         self.drop_unused(handle);
         Ok(())
     }
@@ -172,9 +171,8 @@ impl Memory {
         offset: u64,
         handle: u64,
     ) -> Result<u64, CUresult> {
-        // A handle that was released works while its memory is mapped.
-        let physical = self.virtual_memory.physical.get(&handle).filter(|physical| physical.is_used());
-        let physical = physical.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        // Measured: a handle that was released works while its memory is mapped.
+        let physical = self.virtual_memory.of(handle)?;
         let (device, place) = (physical.device, physical.place);
         if bytes == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
@@ -252,9 +250,10 @@ impl Memory {
         Ok(handle)
     }
 
-    /// Device and handle types that memory was made with.
+    /// Device and handle types that memory was made with. Measured: a handle that was released is answered while its memory is
+    /// mapped.
     pub(crate) fn physical_properties(&self, handle: u64) -> Result<(usize, u32), CUresult> {
-        self.virtual_memory.usable(handle).map(|physical| (physical.device, physical.handle_types))
+        self.virtual_memory.of(handle).map(|physical| (physical.device, physical.handle_types))
     }
 
     /// Handle, device and bytes of all physical memory.
@@ -265,9 +264,9 @@ impl Memory {
             .map(|(&handle, physical)| (handle, physical.device, physical.bytes))
     }
 
-    /// Start and bytes of the reserved range in which a mapping begins.
-    pub(crate) fn reserved_around(&self, mapping: u64) -> Result<(u64, u64), CUresult> {
-        self.virtual_memory.range_of(mapping)
+    /// Start and bytes of the reserved range that holds an address; 1 where none does.
+    pub(crate) fn reserved_around(&self, address: u64) -> Result<(u64, u64), CUresult> {
+        self.virtual_memory.range_of(address)
     }
 
     /// Starts of the reserved address ranges.
@@ -289,27 +288,22 @@ impl Memory {
         last.is_some_and(|(&base, allocation)| base + allocation.bytes > start)
     }
 
-    /// Bases of the mappings in a range of one reserved range, none of which it cuts.
+    /// Bases of the mappings in a range, none of which it cuts and all of which begin in the reserved range of its first
+    /// address. Measured: where nothing is mapped its size and its end do not matter.
     fn mappings_within(&self, address: u64, bytes: u64) -> Result<Vec<u64>, CUresult> {
         let end = address.checked_add(bytes).filter(|_| bytes > 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let (start, reserved) = self.virtual_memory.range_of(address)?;
-        let granularity = self.granularity();
-        let cuts_the_first = self.find(address).is_some_and(|(base, _)| base < address);
-        if cuts_the_first || !address.is_multiple_of(granularity) || !bytes.is_multiple_of(granularity) {
+        if self.find(address).is_some_and(|(base, _)| base < address) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        // The last mapping may reach past the reserved range.
-        let mut reach = start + reserved;
         let mut bases = Vec::new();
         for (&base, allocation) in self.allocations.range(address..end) {
-            let last = base + allocation.bytes;
-            if base >= start + reserved || last > end {
+            if base >= start + reserved || base + allocation.bytes > end {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }
-            reach = reach.max(last);
             bases.push(base);
         }
-        if end <= reach { Ok(bases) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+        Ok(bases)
     }
 
     /// Bases of the mappings that a range is made of.
@@ -349,5 +343,16 @@ impl Model {
         let handle = self.handles.make(Kind::Physical);
         self.memory.create_physical(handle, device, bytes, handle_types)?;
         Ok(handle)
+    }
+
+    /// 1 for a handle whose memory is free, with a diagnostic. Measured: an H200's driver crashes over one of the calls that ask.
+    pub(crate) fn not_freed(&mut self, call: DriverFn, handle: u64) -> Result<(), CUresult> {
+        if self.handles.was_made(Kind::Physical, handle) && self.memory.virtual_memory.of(handle).is_err() {
+            self.diagnose(format!(
+                "{call}: {handle:#x} was released and its memory was freed: a real driver may crash here"
+            ));
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        Ok(())
     }
 }
