@@ -18,7 +18,7 @@ use crate::sub_range::{SubRange, SubRangeError};
 /// Methods that read one of the [`Totals`](crate::Totals) each, by its name.
 macro_rules! totals {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        $($(#[$doc])* pub fn $name(&self) -> usize { self.shared.totals().$name as usize })*
+        $($(#[$doc])* pub fn $name(&self) -> usize { self.shared.total(|totals| totals.$name) as usize })*
     };
 }
 

@@ -84,6 +84,7 @@ impl Wide {
 /// A counter of changes tells a reader whether it saw one moment: it is odd during a change, and each change moves it. So
 /// of two reads in order the second never sees an earlier moment than the first.
 #[derive(Default)]
+#[repr(align(128))]
 pub(crate) struct Sums {
     changes: AtomicU64,
     bytes: [Wide; AllocKind::ALL.len()],
@@ -160,6 +161,7 @@ impl Sums {
     }
 
     /// The totals, given the distinct pages. They are of one moment only if the caller holds the lock.
+    #[inline]
     pub(crate) fn totals(&self, pages: PageCounts, misuse: MisuseCounts) -> Totals {
         let bytes = |kind: AllocKind| self.bytes[kind as usize].get();
         let count = |kind: AllocKind| self.counts[kind as usize].load(Relaxed);
@@ -187,8 +189,10 @@ impl Sums {
         }
     }
 
-    /// The totals of one moment but for misuse, without the lock; none during a change, and while allocations overlap.
-    pub(crate) fn read(&self) -> Option<Totals> {
+    /// What `pick` takes of the totals of one moment, but for misuse, without the lock; none during a change, and while
+    /// allocations overlap.
+    #[inline]
+    pub(crate) fn read<T>(&self, pick: impl Fn(&Totals) -> T) -> Option<T> {
         let before = self.changes.load(Acquire);
         let pages = PageCounts {
             device: self.device_pages.load(Relaxed),
@@ -196,9 +200,9 @@ impl Sums {
             small: self.small_pages.load(Relaxed),
         };
         let overlaps = self.overlaps.load(Relaxed);
-        let totals = self.totals(pages, MisuseCounts::default());
+        let picked = pick(&self.totals(pages, MisuseCounts::default()));
         fence(Acquire);
         let is_whole = before.is_multiple_of(2) && !overlaps && self.changes.load(Relaxed) == before;
-        is_whole.then_some(totals)
+        is_whole.then_some(picked)
     }
 }
