@@ -36,7 +36,7 @@ fn fail(what: &str, shown: &[LiveAllocation], ledger: &Arc<Shared>) -> ! {
     panic!("{text}{}", ledger.ask(|state| state.snapshot(false)).report(ROWS, 0));
 }
 
-/// Panics where these are any, with `where_left` before their number.
+/// Panics if allocations are left; `where_left` is the text before their number.
 #[track_caller]
 pub(crate) fn assert_none(left: &[LiveAllocation], where_left: &str, ledger: &Arc<Shared>) {
     if !left.is_empty() {

@@ -61,10 +61,10 @@ impl PackingRule {
         Self { chunk_bytes, granularity_bytes, page_bytes: chunk_bytes }.checked()
     }
 
-    /// The rule with pages of `page_bytes`, to whole ones of which what fills a chunk or more is rounded up.
+    /// The same rule with pages of `page_bytes` bytes: a size of a chunk or more is rounded up to whole pages.
     ///
     /// # Errors
-    /// [`PlacementError::BadRule`] unless a chunk is a multiple of it, and it is one of the granularity.
+    /// [`PlacementError::BadRule`] unless the chunk is a multiple of the page, and the page of the granularity.
     pub const fn with_page_bytes(self, page_bytes: u64) -> Result<Self, PlacementError> {
         Self { page_bytes, ..self }.checked()
     }
@@ -86,7 +86,7 @@ impl PackingRule {
         self.chunk_bytes
     }
 
-    /// Bytes of a page, to whole ones of which large allocations are rounded up.
+    /// Bytes of a page. Large allocations are rounded up to whole pages.
     pub const fn page_bytes(self) -> u64 {
         self.page_bytes
     }
@@ -163,7 +163,7 @@ pub struct Freed {
     pub offset_bytes: u64,
     /// What the rule kept for it, in bytes.
     pub reserved_bytes: u64,
-    /// Pages given back to the device: 0 while others still lie in the chunk, else the whole run, whose id is then over.
+    /// Pages given back to the device: 0 while others still lie in the chunk, else the whole run, whose id is then not used again.
     pub freed_pages: u64,
 }
 
@@ -269,7 +269,7 @@ struct Block {
     chunk: ChunkId,
     offset: u64,
     reserved: u64,
-    /// Of an allocation its bytes as asked for, of a hole the age it has since it got its present extent.
+    /// For an allocation its bytes as asked for, for a hole its age: a number that counts up, so the lowest is the oldest.
     bytes_or_age: u64,
     prev: u32,
     next: u32,
@@ -320,7 +320,7 @@ impl Placement {
         self.rule
     }
 
-    /// Places `bytes`.
+    /// Places an allocation of `bytes` bytes. Touches no device, as everything here.
     ///
     /// # Errors
     /// [`PlacementError::ZeroBytes`], [`PlacementError::TooLarge`], [`PlacementError::TooManyBlocks`]; the model is then
@@ -366,7 +366,7 @@ impl Placement {
         })
     }
 
-    /// Pages that [`alloc`](Self::alloc) of `bytes` would newly take now, so that out of memory can be told beforehand.
+    /// Number of pages that [`alloc`](Self::alloc) of `bytes` would newly take now, so that a caller can foresee out of memory.
     ///
     /// # Errors
     /// [`PlacementError::ZeroBytes`], [`PlacementError::TooLarge`].
@@ -375,7 +375,7 @@ impl Placement {
         Ok(self.taken(bytes, reserved, self.best_hole(reserved))? / self.rule.page_bytes)
     }
 
-    /// Takes a placed allocation away.
+    /// Frees a placed allocation.
     ///
     /// # Errors
     /// [`PlacementError::NotLive`] for an id that was freed before or is not of this model; nothing changes then.
@@ -425,17 +425,17 @@ impl Placement {
             + 2 * size_of::<((u64, u64), u32)>() * self.holes.len()
     }
 
-    /// Allocations placed and not freed.
+    /// Number of allocations placed and not freed.
     pub fn live_count(&self) -> usize {
         self.live_count
     }
 
-    /// Their bytes as asked for.
+    /// Bytes of the live allocations, as asked for.
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes
     }
 
-    /// Their bytes as the rule keeps them: each rounded up.
+    /// Bytes of the live allocations as the rule keeps them: each rounded up.
     pub fn reserved_bytes(&self) -> u64 {
         self.reserved_bytes
     }
@@ -492,7 +492,7 @@ impl Placement {
         }
     }
 
-    /// Ends a block: its slot waits for reuse and ids given for it are stale.
+    /// Ends a block: its slot may be used again, and ids given for it are stale.
     fn retire(&mut self, slot: u32) {
         let block = &mut self.blocks[slot as usize];
         block.state = State::Vacant;
@@ -500,7 +500,7 @@ impl Placement {
         self.vacant.push(slot);
     }
 
-    /// Cuts the block to `reserved` bytes; what is left behind it becomes a hole, born now.
+    /// Cuts the block to `reserved` bytes; the rest after it becomes a new hole.
     fn split(&mut self, slot: u32, reserved: u64) {
         let block = self.blocks[slot as usize];
         let rest = block.reserved - reserved;
@@ -524,7 +524,7 @@ impl Placement {
     /// those of a chunk).
     fn release(&mut self, slot: u32) -> u64 {
         let mut slot = slot;
-        // The id is over even where the block stays on as a hole.
+        // The id is stale even where the block remains as a hole.
         let generation = &mut self.blocks[slot as usize].generation;
         *generation = generation.wrapping_add(1);
         let next = self.blocks[slot as usize].next;

@@ -11,7 +11,7 @@ use crate::totals::{Sums, Totals};
 /// Number of times that a waiting thread doubles its pause before it sleeps.
 const DOUBLED_PAUSES: u32 = 11;
 
-/// What a ledger and its probes share. One lock is enough: the driver serialises its own calls, each a hundred times longer.
+/// What a ledger and its probes share. One lock is enough: the driver serialises its own calls, 20 times as long or more.
 pub(crate) struct Shared {
     state: Mutex<State>,
     sums: Arc<Sums>,

@@ -2,7 +2,7 @@
 //! The peaks of live and of resident bytes, and who holds them.
 //!
 //! A peak is the *fullest* moment: of the moments with the most resident bytes, the one with the most live bytes; of these,
-//! the one with the most allocations; of these, the first. So whatever fills the same pages later belongs to the resident peak.
+//! the one with the most allocations; of these, the first. So an allocation that later fills the same pages belongs to the resident peak.
 //! For the peak of live bytes, live bytes come first and resident bytes second.
 
 use rustc_hash::FxHashMap;
@@ -35,7 +35,7 @@ pub(super) struct Allocation {
     pub(super) is_packed: bool,
 }
 
-/// The figures behind one operation.
+/// The figures after one operation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Moment {
     pub(super) live_bytes: u64,
@@ -54,12 +54,12 @@ pub(super) struct Moment {
     pub(super) note: u64,
 }
 
-/// The class of sizes from 2^n up to 2^(n + 1), less one, is n.
+/// Class n has the sizes from 2^n to 2^(n + 1) - 1. Class 0 has size 0 too.
 pub(super) fn class_of(bytes: u64) -> usize {
     bytes.checked_ilog2().unwrap_or(0) as usize
 }
 
-/// Sizes that are kept before those that no peak needs are dropped.
+/// The least number of sizes at which those that no peak needs are dropped.
 const SIZES: usize = 1 << 12;
 
 /// Both peaks. Holders are changed first ([`add`](Self::add), [`remove`](Self::remove)), then [`raise`](Self::raise) follows.
@@ -122,7 +122,7 @@ impl Peaks {
         }
     }
 
-    /// Takes note of the moment behind an allocation. Only an allocation makes a peak.
+    /// Takes note of the moment after an allocation. Only an allocation makes a peak.
     pub(super) fn raise(&mut self, now: Moment) {
         let Moment { live_bytes, resident_bytes, live_count, .. } = now;
         for (which, height) in [
