@@ -33,10 +33,10 @@ fn fail(what: &str, shown: &[LiveAllocation], ledger: &Arc<Shared>) -> ! {
     if shown.len() > NAMED {
         let _ = writeln!(text, "  and {} more", shown.len() - NAMED);
     }
-    panic!("{text}{}", ledger.ask(|state| state.snapshot(false)).report(ROWS, 0));
+    panic!("{text}{}", ledger.with_state(|state| state.snapshot(false)).report(ROWS, 0));
 }
 
-/// Panics where these are any, with `where_left` before their number.
+/// Panics if allocations are left; `where_left` is the text before their number.
 #[track_caller]
 pub(crate) fn assert_none(left: &[LiveAllocation], where_left: &str, ledger: &Arc<Shared>) {
     if !left.is_empty() {
@@ -46,7 +46,7 @@ pub(crate) fn assert_none(left: &[LiveAllocation], where_left: &str, ledger: &Ar
 
 #[track_caller]
 pub(crate) fn assert_nothing_live(ledger: &Arc<Shared>) {
-    let left = ledger.ask(|state| state.live_where(|record| record.kind.is_callers()));
+    let left = ledger.with_state(|state| state.live_where(|record| record.kind.is_callers()));
     assert_none(&left, "", ledger);
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn assert_nothing_live(ledger: &Arc<Shared>) {
 pub(crate) fn assert_unchanged_since(mark: &Mark, ledger: &Arc<Shared>) {
     let is_new = |record: &AllocRecord| record.index >= mark.next_index && record.kind.is_callers();
     let (new, old_count) =
-        ledger.ask(|state| (state.live_where(is_new), state.count_before(mark.next_index)));
+        ledger.with_state(|state| (state.live_where(is_new), state.count_before(mark.next_index)));
     // Fewer than at the mark: one was freed. More: one was restored after the mark, since the driver refused its free.
     let gone = mark.live_count.saturating_sub(old_count);
     let back = old_count.saturating_sub(mark.live_count);

@@ -57,9 +57,9 @@ pub struct GroupChange {
     pub tag: Option<String>,
     /// Its kind of memory.
     pub kind: AllocKind,
-    /// Bytes more; negative for less.
+    /// Change of live bytes; negative for less.
     pub bytes: i64,
-    /// Allocations more; negative for fewer.
+    /// Change of the number of live allocations.
     pub count: i64,
 }
 
@@ -69,9 +69,9 @@ pub struct GroupChange {
 pub struct SiteChange {
     /// The call site.
     pub site: Site,
-    /// Bytes more; negative for less.
+    /// Change of live bytes; negative for less.
     pub bytes: i64,
-    /// Allocations more; negative for fewer.
+    /// Change of the number of live allocations.
     pub count: i64,
 }
 
@@ -81,9 +81,9 @@ pub struct SiteChange {
 pub struct LabelChange {
     /// The whole label; none for allocations outside any scope.
     pub label: Option<String>,
-    /// Bytes more; negative for less.
+    /// Change of live bytes; negative for less.
     pub bytes: i64,
-    /// Allocations more; negative for fewer.
+    /// Change of the number of live allocations.
     pub count: i64,
 }
 

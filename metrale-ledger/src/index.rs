@@ -7,8 +7,8 @@
 //!   pages     page number -> where aligned allocations begin, as bits; how many allocations touch the page
 //! ```
 //!
-//! While nothing overlaps, an address belongs to the allocation with the nearest base at or below it, or to none; and the pages
-//! between the first and the last of an allocation are its own, so they are counted and not stored. An overlap is a caller's
+//! While nothing overlaps, an address belongs to the allocation with the nearest base at or below it, or to none. No other
+//! allocation touches the pages between an allocation's first and last one, so these are counted and not stored. An overlap is a caller's
 //! mistake, yet both records are kept. Then a search goes on to lower bases as far as an allocation could reach the address,
 //! and [`AddressSpace::distinct_pages`] counts all pages again.
 
@@ -54,10 +54,10 @@ fn page_of(addr: u64) -> u64 {
 
 /// Whether an allocation of these bytes is kept in [`AddressSpace::aligned`].
 fn is_aligned(extent: Extent) -> bool {
-    extent.first.is_multiple_of(Page::GRAIN) && page_of(extent.first) == page_of(extent.last)
+    extent.first.is_multiple_of(Page::GRANULARITY) && page_of(extent.first) == page_of(extent.last)
 }
 
-/// The page with this number, for a change; it is not counted as idle meanwhile.
+/// The page with this number, for a change. It no longer counts as idle; the caller counts it again if it is idle afterwards.
 fn page_mut<'a>(
     pages: &'a mut HashMap<u64, Page, FxBuildHasher>,
     idle: &mut usize,
@@ -98,7 +98,7 @@ impl AddressSpace {
         self.overlapping > 0
     }
 
-    /// Inserts an allocation; the answer is the base of one that it overlaps.
+    /// Inserts an allocation; returns the base of one that it overlaps.
     ///
     /// # Errors
     /// [`BaseIsLive`]; then nothing is inserted.
@@ -179,18 +179,18 @@ impl AddressSpace {
             page.change(touch, sign, &mut self.counts);
             self.idle += usize::from(page.is_idle());
         }
-        // The pages between are its own.
+        // No other allocation touches the pages between, unless some overlap.
         self.counts.change((last - first).saturating_sub(1), touch, sign);
     }
 
-    /// Whether a device allocation or padding begins or ends in each page of the ends of these bytes.
+    /// Whether the first and the last page of these bytes each have the first or last byte of a device allocation or padding.
     pub(crate) fn is_held(&self, addr: u64, bytes: usize) -> bool {
         let is_device = |number: u64| self.pages.get(&number).is_some_and(Page::is_device);
         Extent::new(addr, bytes)
             .is_some_and(|extent| is_device(extent.pages().0) && is_device(extent.pages().1))
     }
 
-    /// The numbers of pages as they are kept, right while nothing overlaps.
+    /// The numbers of pages as they are kept: those of distinct pages while nothing overlaps.
     pub(crate) fn counts(&self) -> PageCounts {
         self.counts
     }

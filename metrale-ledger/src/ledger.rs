@@ -27,11 +27,11 @@ macro_rules! reads {
     ($type:ident) => {
         impl $type {
             totals! {
-                /// Bytes of live device and managed allocations, as their callers asked for them.
+                /// Bytes of live device and managed allocations, as asked for. Costs a few atomic loads; locks only during a change.
                 live_bytes,
                 /// Number of live device and managed allocations.
                 live_count,
-                /// The highest [`live_bytes`](Self::live_bytes) so far.
+                /// The highest [`live_bytes`](Self::live_bytes) since the start or the last reset.
                 peak_bytes,
                 /// Bytes of the distinct 2 MiB pages that live device allocations and padding touch, which the driver keeps
                 /// for them. Exact after every operation. Costs a few atomic loads; while live allocations overlap, which no
@@ -43,8 +43,8 @@ macro_rules! reads {
                 /// [`chunk_slack`](crate::chunk_slack) of the [live allocations](Self::live_allocations). Costs as much as
                 /// [`resident_bytes`](Self::resident_bytes).
                 chunk_slack_bytes,
-                /// The highest [`resident_bytes`](Self::resident_bytes) so far. While live allocations overlap, only the
-                /// moments of reads and of the peak count.
+                /// The highest [`resident_bytes`](Self::resident_bytes) since the start or the last reset. While live allocations
+                /// overlap, only moments at which totals are read count, and the peak of live bytes.
                 peak_resident_bytes,
                 /// Bytes of live arenas, which the live totals leave out.
                 arena_bytes,
@@ -60,53 +60,54 @@ macro_rules! reads {
                 padding_bytes,
             }
 
-            /// Every live device and managed allocation, base address and record, in order of creation.
+            /// Every live device and managed allocation, base address and record, in order of creation. Holds the lock while it
+            /// looks at every live allocation.
             pub fn live_allocations(&self) -> Vec<(u64, AllocRecord)> {
-                self.shared.ask(|state| state.allocations(AllocKind::is_sweepable))
+                self.shared.with_state(|state| state.allocations(AllocKind::is_sweepable))
             }
 
-            /// Every live allocation of one kind, base address and record, in order of creation.
+            /// The same for one kind of memory.
             pub fn allocations_of(&self, kind: AllocKind) -> Vec<(u64, AllocRecord)> {
-                self.shared.ask(|state| state.allocations(|of| of == kind))
+                self.shared.with_state(|state| state.allocations(|of| of == kind))
             }
 
             /// What is at an address, which may lie inside an allocation: a live one, a freed one, or nothing known. Device
             /// addresses are searched before host addresses.
             pub fn whois(&self, addr: u64) -> Whois {
-                self.shared.ask(|state| state.whois(addr))
+                self.shared.with_state(|state| state.whois(addr))
             }
 
             /// The part of an arena that holds an address.
             pub fn sub_range_at(&self, addr: u64) -> Option<SubRange> {
-                self.shared.ask(|state| state.part_at(addr).cloned())
+                self.shared.with_state(|state| state.part_at(addr).cloned())
             }
 
             /// The parts of the arena with that base, by address; empty where there is no such arena.
             pub fn sub_ranges(&self, arena: u64) -> Vec<SubRange> {
-                self.shared.ask(|state| state.arenas.parts_of(arena))
+                self.shared.with_state(|state| state.arenas.parts_of(arena))
             }
 
             /// This moment as plain data: totals, and who holds them.
             ///
             /// Holds the lock while it copies what each group holds. It does not look at every live allocation.
             pub fn snapshot(&self) -> Snapshot {
-                self.shared.ask(|state| state.snapshot(false))
+                self.shared.with_state(|state| state.snapshot(false))
             }
 
             /// The snapshot of the peak of [`live_bytes`](Self::live_bytes): totals, and who held them. Of moments equally
             /// high, the first.
             ///
-            /// No history is kept for it: a group keeps its value of the last peak when it first changes after that.
+            /// Costs the same. No history is kept: when a group first changes after a peak, it keeps its value at that peak.
             pub fn peak_snapshot(&self) -> Snapshot {
-                self.shared.ask(|state| state.snapshot(true))
+                self.shared.with_state(|state| state.snapshot(true))
             }
 
             /// The last events, oldest first: up to the limit of [`Ledger::keep_events`], which is 0 at first.
             pub fn recent_events(&self) -> Vec<Event> {
-                self.shared.ask(|state| state.events.recent())
+                self.shared.with_state(|state| state.events.recent())
             }
 
-            /// The report of this moment as text; see [`Snapshot::report`].
+            /// The report of this moment as text, with call sites of at least `min_mb` MiB; see [`Snapshot::report`].
             pub fn report(&self, top_n: usize, min_mb: usize) -> String {
                 self.snapshot().report(top_n, min_mb)
             }
@@ -122,7 +123,7 @@ macro_rules! reads {
 
             /// This moment, to compare with later.
             pub fn mark(&self) -> Mark {
-                self.shared.ask(|state| {
+                self.shared.with_state(|state| {
                     let totals = state.totals();
                     let live_count = totals.live_count + totals.arena_count + totals.pinned_count;
                     Mark { live_count, next_index: state.next_index }
@@ -130,8 +131,8 @@ macro_rules! reads {
             }
 
             /// For tests: asserts that the allocations live at the mark are live now and no other is, of every kind but padding
-            /// and from every thread. Allocations of before the mark are counted, not compared: a free since then is missed
-            /// where another of them was [restored](Ledger::restore) since then.
+            /// and from every thread. Allocations made before the mark are counted, not compared: if one of them was freed
+            /// since the mark and another one [restored](Ledger::restore), the free is missed.
             ///
             /// # Panics
             /// When it is not so, with the new allocations, the number of those freed, and the report.
@@ -168,7 +169,7 @@ impl Ledger {
         Self::with_tombstones(1024)
     }
 
-    /// An empty ledger that remembers the last `frees` frees, at some 60 bytes each. Successive frees of one address, size and
+    /// An empty ledger that remembers the last `frees` frees, at some 50 to 100 bytes each. Successive frees of one address, size and
     /// kind count as one. With 0 it remembers none and answers a double free as foreign.
     pub fn with_tombstones(frees: usize) -> Self {
         Self { shared: Arc::new(Shared::new(frees)) }
@@ -205,11 +206,11 @@ impl Ledger {
         self.shared.change(|state| state.record(addr, bytes, site, kind, scope))
     }
 
-    /// [`record`](Self::record), but only where live device memory of this ledger already touches each 2 MiB page of the
-    /// allocation's ends; none, and nothing changed, where it does not.
+    /// [`record`](Self::record), but only if the first and the last 2 MiB page of the allocation each hold an end of device
+    /// memory (or padding) that is live on this ledger. Otherwise none, and nothing changes.
     ///
-    /// A driver's page belongs to one context. So an answer also says that the context that gave this address is the one
-    /// that gave the others, without asking the driver which is current.
+    /// A driver's page belongs to one context. So if this records the allocation, its address comes from the same context as
+    /// that memory, and the driver need not be asked which context is current.
     pub fn record_beside(
         &self,
         addr: u64,
@@ -287,7 +288,7 @@ impl Ledger {
         site: &'static Location<'static>,
     ) -> Result<(), SubRangeError> {
         let scope = scope::current(&self.shared);
-        self.shared.ask(|state| state.begin_part(arena, offset_bytes, bytes, name, site, scope))
+        self.shared.with_state(|state| state.begin_part(arena, offset_bytes, bytes, name, site, scope))
     }
 
     /// Ends the part of an arena that begins at `addr`. The caller's source line is remembered.
@@ -297,7 +298,7 @@ impl Ledger {
     #[track_caller]
     pub fn end_sub_range(&self, addr: u64) -> Result<SubRange, SubRangeError> {
         let at = Location::caller();
-        self.shared.ask(|state| state.arenas.end(addr, at))
+        self.shared.with_state(|state| state.arenas.end(addr, at))
     }
 
     /// Restores a record that was just forgotten, since the driver refused to free the allocation. The record keeps its index,
@@ -309,7 +310,7 @@ impl Ledger {
     }
 
     /// Forgets every device and managed allocation and returns them, base address and record, in order of creation. Arenas,
-    /// pinned memory and padding stay.
+    /// pinned memory and padding stay. Holds the lock meanwhile.
     #[track_caller]
     pub fn drain(&self) -> Vec<(u64, AllocRecord)> {
         let swept_at = Location::caller();
@@ -335,15 +336,16 @@ impl Ledger {
     /// Tags one live allocation, of any kind, by its base. False where none is there. A peak reached before has it without
     /// the tag: [`peak_snapshot`](Self::peak_snapshot) shows what was true at the peak.
     pub fn tag(&self, addr: u64, tag: &str) -> bool {
-        self.shared.ask(|state| state.tag(addr, tag))
+        self.shared.with_state(|state| state.tag(addr, tag))
     }
 
-    /// Sets the peaks to what is live now.
+    /// Sets both peaks, of live and of resident bytes, to what is live now.
     pub fn reset_peak(&self) {
         self.shared.change(State::reset_peak);
     }
 
-    /// Keeps the last `limit` events from now on, for [`recent_events`](Self::recent_events); 0 keeps none, as at first.
+    /// Drops the events kept so far, and keeps the last `limit` from now on, for [`recent_events`](Self::recent_events). 0, as at
+    /// first, keeps none.
     pub fn keep_events(&self, limit: usize) {
         self.shared.change(|state| state.events.keep(limit));
     }
@@ -355,7 +357,8 @@ impl Default for Ledger {
     }
 }
 
-/// A clonable handle that reads a [`Ledger`]; it stays valid when the ledger is dropped.
+/// A clonable handle that reads a [`Ledger`], from any thread; it stays valid when the ledger is dropped. Its methods block as
+/// the ledger's do.
 #[derive(Clone)]
 pub struct LedgerProbe {
     shared: Arc<Shared>,

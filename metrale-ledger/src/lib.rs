@@ -47,8 +47,8 @@
 //! # What it costs
 //!
 //! One mutex guards the state, and a record or a free holds it for less than a tenth of a microsecond. A driver serialises its
-//! own calls and takes 2 µs or more for each pair, so an engine does not notice. A total is read without the lock, in a few
-//! nanoseconds. The cost of a snapshot grows with the number of groups. [`live_allocations`](Ledger::live_allocations),
+//! own calls and takes 2 µs or more for each pair, so an engine does not notice. A read of totals takes a few nanoseconds; it
+//! takes the lock only during a change. The cost of a snapshot grows with the number of groups. [`live_allocations`](Ledger::live_allocations),
 //! [`drain`](Ledger::drain) and the assertions look at every live allocation. So does a read of resident bytes or slack while
 //! live allocations overlap, which no driver lets happen.
 //!

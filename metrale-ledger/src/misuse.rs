@@ -108,7 +108,7 @@ pub enum RecordMisuse {
     /// Another allocation was live at this address. Only one can be, so the ledger keeps the newer and forgets the older, whose
     /// free it did not see.
     #[error(
-        "two allocations at one address: {kept} stands, {displaced} is off the ledger; its free was not recorded"
+        "two allocations at one address: {kept} is kept, {displaced} was forgotten; its free was not recorded"
     )]
     OverLive {
         /// The allocation that is live now.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One 2 MiB page: where allocations begin in it, and how many touch it; and the numbers of pages that this gives.
+//! One 2 MiB page: where allocations begin in it, and how many touch it; and the numbers of distinct pages, kept from that.
 
 use crate::SMALL_ALLOC_CHUNK;
 use crate::allocation::Allocation;
@@ -17,7 +17,7 @@ pub(crate) struct PageCounts {
     pub(crate) small: u64,
 }
 
-/// In which numbers of pages an allocation counts.
+/// Which of the numbers in [`PageCounts`] an allocation counts in.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Touch {
     /// A device allocation or padding.
@@ -36,7 +36,7 @@ impl Touch {
         }
     }
 
-    /// Whether it counts in none of them, as large managed memory.
+    /// Whether it counts in none of them, like large managed memory.
     pub(crate) fn is_none(self) -> bool {
         !(self.is_device || self.is_arena || self.is_small)
     }
@@ -52,7 +52,7 @@ impl PageCounts {
 }
 
 /// Words of 64 bits, one bit for each grain of a page.
-const WORDS: usize = (SMALL_ALLOC_CHUNK / Page::GRAIN / 64) as usize;
+const WORDS: usize = (SMALL_ALLOC_CHUNK / Page::GRANULARITY / 64) as usize;
 
 /// One page.
 #[derive(Default)]
@@ -68,12 +68,12 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    /// Drivers place memory at multiples of this many bytes.
-    pub(crate) const GRAIN: u64 = 512;
+    /// A grain: the granularity in bytes, at multiples of which drivers place memory.
+    pub(crate) const GRANULARITY: u64 = 512;
 
     /// The word of an address in its page, and its bit in that word.
     fn place(addr: u64) -> (usize, u32) {
-        let grain = addr % SMALL_ALLOC_CHUNK / Self::GRAIN;
+        let grain = addr % SMALL_ALLOC_CHUNK / Self::GRANULARITY;
         ((grain / 64) as usize, (grain % 64) as u32)
     }
 
@@ -103,7 +103,7 @@ impl Page {
             bits = begins[word];
         }
         let grain = word as u64 * 64 + u64::from(bits.ilog2());
-        Some(addr - addr % SMALL_ALLOC_CHUNK + grain * Self::GRAIN)
+        Some(addr - addr % SMALL_ALLOC_CHUNK + grain * Self::GRANULARITY)
     }
 
     /// Whether a device allocation or padding touches it.

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The highest value of a total, and the part of it that each holder had at that moment.
 //!
-//! A new peak only increments a number. A holder keeps its value at the last peak beside its present one, written when the
-//! holder first changes after that peak. So the values at the peak are known at any time without a copy of all holders or a
+//! A new peak only increments a number. When a holder first changes after a peak, it keeps the value that it had at that peak
+//! beside its present one. So the values at the peak are known at any time without a copy of all holders or a
 //! history.
 //!
 //! ```text
-//!   total    10   25   20   22        peak: 25, number 2
-//!   holder    A    B    A    A        A had 10 at the peak and has 7 now; its 10 was kept when it fell to 5
+//!   total       10   25   20   22     peak: 25, whose number is 2
+//!   changed by   A    B    A    A     A held 10 at the peak and holds 7 now; the 10 was kept when A changed to 5
 //! ```
 //!
-//! The order matters: change every holder first, then [`Peak::raise`]. The change that makes a peak is then part of it.
+//! The order matters: change every holder first, then [`Highest::raise`]. The change that makes a peak is then part of it.
 
-/// The highest value so far, and how often it rose.
+/// The highest value so far (the height), and its number: how many peaks and resets there were.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Peak<H> {
+pub(crate) struct Highest<H> {
     height: H,
     number: u64,
 }
 
-impl<H: Copy + Ord> Peak<H> {
+impl<H: Copy + Ord> Highest<H> {
     /// Starts at `height`, as if the peak were now.
     pub(crate) fn reset(&mut self, height: H) {
         self.height = height;
@@ -51,7 +51,7 @@ impl<H: Copy + Ord> Peak<H> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held<T, const N: usize = 1> {
     now: T,
-    /// The value at a peak, and the number of that peak. At any later peak the present value still holds.
+    /// For each kind: the value at a peak, and the number of that peak. At any later peak the value was the present one.
     kept: [(T, u64); N],
 }
 
@@ -91,7 +91,7 @@ mod tests {
     /// The table in the file's head: totals 10, 25, 20, 22, changed by A, B, A, A.
     #[test]
     fn a_holder_keeps_its_value_of_the_peak() {
-        let mut peak = Peak::default();
+        let mut peak = Highest::default();
         let mut holders = [Held::<u64>::default(); 2];
         for (holder, value, total) in [(0, 10, 10), (1, 15, 25), (0, 5, 20), (0, 7, 22)] {
             *holders[holder].change([peak.number()]) = value;

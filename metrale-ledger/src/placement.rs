@@ -61,10 +61,10 @@ impl PackingRule {
         Self { chunk_bytes, granularity_bytes, page_bytes: chunk_bytes }.checked()
     }
 
-    /// The rule with pages of `page_bytes`, to whole ones of which what fills a chunk or more is rounded up.
+    /// The same rule with pages of `page_bytes` bytes: a size of a chunk or more is rounded up to whole pages.
     ///
     /// # Errors
-    /// [`PlacementError::BadRule`] unless a chunk is a multiple of it, and it is one of the granularity.
+    /// [`PlacementError::BadRule`] unless the chunk is a multiple of the page, and the page of the granularity.
     pub const fn with_page_bytes(self, page_bytes: u64) -> Result<Self, PlacementError> {
         Self { page_bytes, ..self }.checked()
     }
@@ -86,7 +86,7 @@ impl PackingRule {
         self.chunk_bytes
     }
 
-    /// Bytes of a page, to whole ones of which large allocations are rounded up.
+    /// Bytes of a page. Large allocations are rounded up to whole pages.
     pub const fn page_bytes(self) -> u64 {
         self.page_bytes
     }
@@ -163,7 +163,7 @@ pub struct Freed {
     pub offset_bytes: u64,
     /// What the rule kept for it, in bytes.
     pub reserved_bytes: u64,
-    /// Pages given back to the device: 0 while others still lie in the chunk, else the whole run, whose id is then over.
+    /// Pages given back to the device: 0 while others still lie in the chunk, else the whole run, whose id is then not used again.
     pub freed_pages: u64,
 }
 
@@ -252,7 +252,7 @@ impl std::error::Error for PlacementError {}
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum BlockState {
     /// Part of no run; waits for reuse.
     Vacant,
     /// Space of a chunk in which nothing lies.
@@ -269,12 +269,12 @@ struct Block {
     chunk: ChunkId,
     offset: u64,
     reserved: u64,
-    /// Of an allocation its bytes as asked for, of a hole the age it has since it got its present extent.
+    /// For an allocation its bytes as asked for, for a hole its age: a number that counts up, so the lowest is the oldest.
     bytes_or_age: u64,
     prev: u32,
     next: u32,
     generation: u32,
-    state: State,
+    state: BlockState,
 }
 
 /// The pages of a device and what lies in them. Operations cost O(log n) in the number of holes.
@@ -320,7 +320,7 @@ impl Placement {
         self.rule
     }
 
-    /// Places `bytes`.
+    /// Places an allocation of `bytes` bytes. Touches no device, as everything here.
     ///
     /// # Errors
     /// [`PlacementError::ZeroBytes`], [`PlacementError::TooLarge`], [`PlacementError::TooManyBlocks`]; the model is then
@@ -336,18 +336,18 @@ impl Placement {
         }
         let slot = if reserved >= self.rule.chunk_bytes {
             let chunk = self.take_run();
-            self.put(Block { bytes_or_age: bytes, ..Block::of(chunk, 0, reserved, State::Large) })
+            self.put(Block { bytes_or_age: bytes, ..Block::of(chunk, 0, reserved, BlockState::Large) })
         } else {
             let hole = best.and_then(|key| self.holes.remove(&key)).unwrap_or(NONE);
             let slot = if hole == NONE {
                 let chunk = self.take_run();
-                self.put(Block::of(chunk, 0, self.rule.chunk_bytes, State::Vacant))
+                self.put(Block::of(chunk, 0, self.rule.chunk_bytes, BlockState::Vacant))
             } else {
                 hole
             };
             self.split(slot, reserved);
             let block = &mut self.blocks[slot as usize];
-            block.state = State::Small;
+            block.state = BlockState::Small;
             block.bytes_or_age = bytes;
             slot
         };
@@ -366,7 +366,7 @@ impl Placement {
         })
     }
 
-    /// Pages that [`alloc`](Self::alloc) of `bytes` would newly take now, so that out of memory can be told beforehand.
+    /// Number of pages that [`alloc`](Self::alloc) of `bytes` would newly take now, so that a caller can foresee out of memory.
     ///
     /// # Errors
     /// [`PlacementError::ZeroBytes`], [`PlacementError::TooLarge`].
@@ -375,7 +375,7 @@ impl Placement {
         Ok(self.taken(bytes, reserved, self.best_hole(reserved))? / self.rule.page_bytes)
     }
 
-    /// Takes a placed allocation away.
+    /// Frees a placed allocation.
     ///
     /// # Errors
     /// [`PlacementError::NotLive`] for an id that was freed before or is not of this model; nothing changes then.
@@ -386,12 +386,12 @@ impl Placement {
             return Err(PlacementError::NotLive { id });
         };
         let freed_pages = match block.state {
-            State::Vacant | State::Hole => return Err(PlacementError::NotLive { id }),
-            State::Large => {
+            BlockState::Vacant | BlockState::Hole => return Err(PlacementError::NotLive { id }),
+            BlockState::Large => {
                 self.retire(id.slot);
                 block.reserved / self.rule.page_bytes
             }
-            State::Small => self.release(id.slot),
+            BlockState::Small => self.release(id.slot),
         };
         self.live_count -= 1;
         self.live_bytes -= block.bytes_or_age;
@@ -408,7 +408,7 @@ impl Placement {
     /// The bytes of a live allocation as they were asked for; none where the id names nothing live.
     pub fn bytes_of(&self, id: PlacementId) -> Option<u64> {
         let block = self.blocks.get(id.slot as usize).filter(|block| block.generation == id.generation)?;
-        matches!(block.state, State::Small | State::Large).then_some(block.bytes_or_age)
+        matches!(block.state, BlockState::Small | BlockState::Large).then_some(block.bytes_or_age)
     }
 
     /// What the rule keeps for a live allocation, in bytes; none where the id names nothing live.
@@ -425,17 +425,17 @@ impl Placement {
             + 2 * size_of::<((u64, u64), u32)>() * self.holes.len()
     }
 
-    /// Allocations placed and not freed.
+    /// Number of allocations placed and not freed.
     pub fn live_count(&self) -> usize {
         self.live_count
     }
 
-    /// Their bytes as asked for.
+    /// Bytes of the live allocations, as asked for.
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes
     }
 
-    /// Their bytes as the rule keeps them: each rounded up.
+    /// Bytes of the live allocations as the rule keeps them: each rounded up.
     pub fn reserved_bytes(&self) -> u64 {
         self.reserved_bytes
     }
@@ -492,15 +492,15 @@ impl Placement {
         }
     }
 
-    /// Ends a block: its slot waits for reuse and ids given for it are stale.
+    /// Ends a block: its slot may be used again, and ids given for it are stale.
     fn retire(&mut self, slot: u32) {
         let block = &mut self.blocks[slot as usize];
-        block.state = State::Vacant;
+        block.state = BlockState::Vacant;
         block.generation = block.generation.wrapping_add(1);
         self.vacant.push(slot);
     }
 
-    /// Cuts the block to `reserved` bytes; what is left behind it becomes a hole, born now.
+    /// Cuts the block to `reserved` bytes; the rest after it becomes a new hole.
     fn split(&mut self, slot: u32, reserved: u64) {
         let block = self.blocks[slot as usize];
         let rest = block.reserved - reserved;
@@ -510,7 +510,7 @@ impl Placement {
         let hole = self.put(Block {
             prev: slot,
             next: block.next,
-            ..Block::of(block.chunk, block.offset + reserved, rest, State::Vacant)
+            ..Block::of(block.chunk, block.offset + reserved, rest, BlockState::Vacant)
         });
         if block.next != NONE {
             self.blocks[block.next as usize].prev = hole;
@@ -524,7 +524,7 @@ impl Placement {
     /// those of a chunk).
     fn release(&mut self, slot: u32) -> u64 {
         let mut slot = slot;
-        // The id is over even where the block stays on as a hole.
+        // The id is stale even where the block remains as a hole.
         let generation = &mut self.blocks[slot as usize].generation;
         *generation = generation.wrapping_add(1);
         let next = self.blocks[slot as usize].next;
@@ -550,14 +550,14 @@ impl Placement {
         let age = self.next_age;
         self.next_age += 1;
         let block = &mut self.blocks[slot as usize];
-        block.state = State::Hole;
+        block.state = BlockState::Hole;
         block.bytes_or_age = age;
         self.holes.insert((block.reserved, age), slot);
     }
 
     /// Takes the block off the list of holes; false where it is none.
     fn close(&mut self, slot: u32) -> bool {
-        let Some(&Block { reserved, state: State::Hole, bytes_or_age: age, .. }) =
+        let Some(&Block { reserved, state: BlockState::Hole, bytes_or_age: age, .. }) =
             self.blocks.get(slot as usize)
         else {
             return false;
@@ -600,7 +600,7 @@ impl fmt::Debug for Placement {
 
 impl Block {
     /// A block alone in its run.
-    fn of(chunk: ChunkId, offset: u64, reserved: u64, state: State) -> Self {
+    fn of(chunk: ChunkId, offset: u64, reserved: u64, state: BlockState) -> Self {
         Self { chunk, offset, reserved, bytes_or_age: 0, prev: NONE, next: NONE, generation: 0, state }
     }
 }

@@ -11,8 +11,9 @@
 //!
 //! Allocations come from an [`Allocator`]: from the driver (`cuMemAlloc`), from the default pool of streams (`cuMemAllocAsync`), or
 //! each as memory of its own (`cuMemCreate`). Memory that a program [creates](Plan::create) and [maps](Plan::map) itself is
-//! counted beside its allocations. A pool gives memory back only when the program synchronises; a plan assumes that after
-//! each operation, or, with [`Synchronize::WhenTold`], only where it is [told](Plan::synchronize).
+//! counted beside its allocations. A pool gives memory back only when the program synchronizes; a plan assumes that after
+//! each operation, or, with [`Synchronize::WhenTold`], only where it is [told](Plan::synchronize). A plan calls no driver and
+//! takes no lock.
 //!
 //! ```
 //! use metrale_ledger::plan::Plan;
@@ -53,7 +54,7 @@ pub use device::Allocator;
 use device::{Device, Place};
 pub use error::PlanError;
 pub use orders::{Order, Orders};
-use peaks::{Allocation, Moment, Peaks};
+use peaks::{Moment, Peaks, PlannedAllocation};
 pub use pool::Synchronize;
 pub use summary::{Holder, Peak, SizeClass, Summary};
 
@@ -77,7 +78,7 @@ struct Live {
     place: Place,
     /// Index of its label; 0 where it has none.
     label: u32,
-    /// What a log's reader notes of it.
+    /// A number that a reader of logs keeps with it.
     note: u64,
 }
 
@@ -146,7 +147,7 @@ impl Plan {
         self
     }
 
-    /// Whose memory [`alloc`](Self::alloc) plans.
+    /// The allocator that [`alloc`](Self::alloc) plans with.
     pub fn allocator(&self) -> Allocator {
         self.allocator
     }
@@ -156,7 +157,7 @@ impl Plan {
         self.device.rule()
     }
 
-    /// Plans an allocation. One of no bytes is live until it is freed and takes nothing, whatever an allocator answers to it.
+    /// Plans an allocation of `bytes` bytes. One of 0 bytes is live until it is freed and takes nothing, whatever an allocator would answer.
     ///
     /// # Errors
     /// [`PlanError::AlreadyLive`], or [`PlanError::Placement`] for what 64 bits cannot count.
@@ -191,7 +192,12 @@ impl Plan {
         // The sum is at most the resident one, which 64 bits hold.
         self.arena_bytes += self.in_arena(bytes, reserved);
         self.arena_peak_bytes = self.arena_peak_bytes.max(self.arena_bytes);
-        self.peaks.add(Allocation { label, bytes, reserved, is_packed: matches!(place, Place::Packed(_)) });
+        self.peaks.add(PlannedAllocation {
+            label,
+            bytes,
+            reserved,
+            is_packed: matches!(place, Place::Packed(_)),
+        });
         Ok(Live { place, label, note })
     }
 
@@ -244,7 +250,7 @@ impl Plan {
         let Live { place, label, .. } = old;
         let (bytes, reserved) = self.device.free(place);
         self.arena_bytes -= self.in_arena(bytes, reserved);
-        self.peaks.remove(Allocation {
+        self.peaks.remove(PlannedAllocation {
             label,
             bytes,
             reserved,
@@ -272,7 +278,7 @@ impl Plan {
         self.device.check(new.from, new.bytes)
     }
 
-    /// Counts an operation that changes nothing, such as a failed allocation of a log.
+    /// Counts an operation that allocates and frees nothing, such as a failed allocation of a log.
     pub fn pass(&mut self) -> Step {
         self.count_operation();
         self.done()
@@ -297,12 +303,12 @@ impl Plan {
         self.device.live_bytes()
     }
 
-    /// Allocations live now.
+    /// Number of allocations live now, memory that was [created](Self::create) among them.
     pub fn live_count(&self) -> usize {
         self.live.len() + self.created.live_count()
     }
 
-    /// Bytes the device would keep now.
+    /// Bytes that the device would keep now for all of them.
     pub fn resident_bytes(&self) -> u64 {
         self.device.resident_bytes()
     }
@@ -344,7 +350,7 @@ impl Plan {
         self.operations - 1
     }
 
-    /// What an arena holds for an allocation: in it only the granularity rounds, and never to more than its allocator keeps.
+    /// Bytes that an arena keeps for an allocation: its size rounded up to the granularity, at most what its allocator keeps.
     fn in_arena(&self, bytes: u64, reserved: u64) -> u64 {
         let rounded = bytes.checked_next_multiple_of(self.rule().granularity_bytes());
         rounded.map_or(reserved, |rounded| rounded.min(reserved))

@@ -16,9 +16,9 @@ pub(crate) type SourceLine = &'static Location<'static>;
 /// |---|---|---|---|
 /// | `Device` | yes | its 2 MiB pages | device |
 /// | `Managed` | yes | none: the driver migrates it | device |
-/// | `Arena` | no, apart | pages only arenas touch, apart | device |
-/// | `Pinned` | no, apart | none: host memory | host |
-/// | `Padding` | no, apart | its pages count with those of `Device` | device |
+/// | `Arena` | no: own totals | pages only arenas touch, in a total of their own | device |
+/// | `Pinned` | no: own totals | none: host memory | host |
+/// | `Padding` | no: own totals | its pages count with those of `Device` | device |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]

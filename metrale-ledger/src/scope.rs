@@ -34,7 +34,7 @@ pub(crate) fn current(ledger: &Arc<Shared>) -> Option<u32> {
 
 /// Keeps a label open on this thread until it is dropped; made by [`Ledger::scope`](crate::Ledger::scope).
 ///
-/// It stays on its thread. Guards may be dropped in any order; each closes its own scope.
+/// It is not `Send`: it stays on its thread. Guards may be dropped in any order; each closes its own scope.
 #[must_use = "the scope closes when the guard is dropped; bind it: `let _guard = ledger.scope(..)`"]
 pub struct ScopeGuard {
     ledger: Arc<Shared>,
@@ -59,7 +59,7 @@ impl ScopeGuard {
     }
 
     /// Live allocations that were made since this scope was opened, inside it or a scope within it; in order of creation, of
-    /// every kind of memory but padding. Looks at every live allocation.
+    /// every kind of memory but padding. Holds the lock while it looks at every live allocation.
     pub fn still_live(&self) -> Vec<LiveAllocation> {
         let is_within = |scope: &str| {
             scope.strip_prefix(&*self.label).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -69,7 +69,7 @@ impl ScopeGuard {
                 && record.kind.is_callers()
                 && record.scope.as_deref().is_some_and(is_within)
         };
-        self.ledger.ask(|state| state.live_where(is_inside))
+        self.ledger.with_state(|state| state.live_where(is_inside))
     }
 
     /// Closes the scope and asserts that nothing allocated inside it is live.

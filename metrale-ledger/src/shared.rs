@@ -11,7 +11,7 @@ use crate::totals::{Sums, Totals};
 /// Number of times that a waiting thread doubles its pause before it sleeps.
 const DOUBLED_PAUSES: u32 = 11;
 
-/// What a ledger and its probes share. One lock is enough: the driver serialises its own calls, each a hundred times longer.
+/// What a ledger and its probes share. One lock is enough: the driver serialises its own calls, 20 times as long or more.
 pub(crate) struct Shared {
     state: Mutex<State>,
     sums: Arc<Sums>,
@@ -25,7 +25,7 @@ impl Shared {
     }
 
     /// Reads the state, or changes something that is in no total.
-    pub(crate) fn ask<T>(&self, question: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn with_state<T>(&self, question: impl FnOnce(&mut State) -> T) -> T {
         question(&mut self.lock())
     }
 
@@ -57,12 +57,12 @@ impl Shared {
 
     /// What `pick` takes of the totals of one moment. Takes the lock only during a change, and while allocations overlap.
     pub(crate) fn total<T>(&self, pick: impl Fn(&Totals) -> T) -> T {
-        self.sums.read(&pick).unwrap_or_else(|| self.ask(|state| pick(&state.totals())))
+        self.sums.read(&pick).unwrap_or_else(|| self.with_state(|state| pick(&state.totals())))
     }
 
     /// A scope's number and whole label, and the index of the next allocation.
     pub(crate) fn open_scope(&self, parent: Option<u32>, label: &str) -> (u32, Arc<str>, u64) {
-        self.ask(|state| {
+        self.with_state(|state| {
             let number = match parent.and_then(|parent| state.labels.name(parent)) {
                 Some(outer) if label.is_empty() => state.labels.number(&outer),
                 Some(outer) => state.labels.number(&format!("{outer}/{label}")),

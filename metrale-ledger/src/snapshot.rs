@@ -45,9 +45,9 @@ pub struct Group {
     pub tag: Option<String>,
     /// Its kind of memory.
     pub kind: AllocKind,
-    /// Bytes live.
+    /// Live bytes, as asked for.
     pub bytes: u64,
-    /// Allocations live.
+    /// Number of live allocations.
     pub count: u64,
 }
 
@@ -63,9 +63,9 @@ impl Group {
 pub struct SiteRow {
     /// The call site.
     pub site: Site,
-    /// Bytes live.
+    /// Live bytes, as asked for.
     pub bytes: u64,
-    /// Allocations live.
+    /// Number of live allocations.
     pub count: u64,
 }
 
@@ -75,9 +75,9 @@ pub struct SiteRow {
 pub struct FileRow {
     /// The file as the compiler names it.
     pub file: String,
-    /// Bytes live.
+    /// Live bytes, as asked for.
     pub bytes: u64,
-    /// Allocations live.
+    /// Number of live allocations.
     pub count: u64,
 }
 
@@ -87,9 +87,9 @@ pub struct FileRow {
 pub struct LabelRow {
     /// The whole label.
     pub label: Option<String>,
-    /// Bytes live.
+    /// Live bytes, as asked for.
     pub bytes: u64,
-    /// Allocations live.
+    /// Number of live allocations.
     pub count: u64,
 }
 

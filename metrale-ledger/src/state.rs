@@ -11,7 +11,7 @@ use crate::event::{EventKind, Events};
 use crate::groups::{GroupKey, Groups, Labels, NO_LABEL};
 use crate::index::{AddressSpace, BaseIsLive};
 use crate::misuse::{ForgetError, FreedBy, MisuseCounts, RecordMisuse, Recorded};
-use crate::peak::Peak;
+use crate::peak::Highest;
 use crate::record::{AllocKind, AllocRecord, LiveAllocation, SourceLine};
 use crate::sub_range::{Arenas, SubRange, SubRangeError};
 use crate::tombstones::{Tombstone, Tombstones};
@@ -28,7 +28,7 @@ pub(crate) struct State {
     pub(crate) arenas: Arenas,
     pub(crate) sums: Arc<Sums>,
     /// The highest live bytes; groups keep what they held there.
-    pub(crate) peak: Peak<u128>,
+    pub(crate) peak: Highest<u128>,
     /// The totals at that peak, once something has changed since then.
     pub(crate) totals_at_peak: Option<Totals>,
     pub(crate) next_index: u64,
@@ -179,13 +179,13 @@ impl State {
         self.sums.totals(pages, self.misuse)
     }
 
-    /// Inserts an allocation; the answer is the base of one that it overlaps.
+    /// Inserts an allocation; returns the base of one that it overlaps.
     ///
     /// # Errors
     /// [`BaseIsLive`]; then nothing is inserted.
     #[inline]
     fn insert(&mut self, new: &Allocation) -> Result<Option<u64>, BaseIsLive> {
-        // An insertion that makes a new peak ends the old one, whose totals nobody asks for any more.
+        // The totals of the old peak need not be kept if this insertion makes a new one.
         let live_bytes = self.sums.live_bytes() + new.bytes as u128;
         if !(new.kind.is_sweepable() && live_bytes > self.peak.height()) {
             self.keep_totals_at_peak();
@@ -217,8 +217,8 @@ impl State {
         self.keep_totals_at_peak();
         let freed = self.space_mut(kind).remove_if(addr, fits)?;
         self.sums.subtract(&freed);
-        self.sums.set_pages(self.device.counts(), self.device.has_overlaps());
         self.groups.held_mut(freed.group).change([self.peak.number()]).subtract(freed.bytes);
+        self.sums.set_pages(self.device.counts(), self.device.has_overlaps());
         if freed.kind == AllocKind::Arena {
             self.arenas.close(freed.addr, freed.index);
         }
@@ -256,8 +256,8 @@ impl State {
         self.space(kind).get(addr).map(|live| self.live(live))
     }
 
-    /// What was wrong with a record, the gravest if several things were: it displaced the old one, overlaps the one with that
-    /// base, or is impossible.
+    /// What was wrong with a record; of several faults the first of these: it displaced the allocation `old`, it overlaps the one
+    /// with base `with`, it is impossible.
     fn misuse_of(&self, new: &Allocation, old: Option<Allocation>, with: Option<u64>) -> Box<RecordMisuse> {
         let live = self.live(new);
         let with = with.and_then(|with| self.live_at(with, new.kind));
@@ -280,8 +280,8 @@ impl State {
 
     /// Counts a free that named nothing live.
     ///
-    /// A free may follow the record of the next allocation at its address. That record displaced the allocation, and this is
-    /// the free that was missing then: no double free. Once both are seen, neither counts as misuse.
+    /// Threads may record an allocation before the free of the one that was at its address. The record displaces the older
+    /// allocation and counts as misuse. When the late free comes, that count is taken back, and no double free is counted.
     fn note_failed_free(&mut self, addr: u64, error: &ForgetError, freed_at: SourceLine) {
         if let ForgetError::DoubleFree { .. } = error
             && let Some(displaced) = self.tombstones.displaced_at(addr)

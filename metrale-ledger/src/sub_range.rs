@@ -15,7 +15,7 @@ use crate::text::{ByteSize, Label};
 
 /// Number of ended parts that are remembered, to tell a second end from an unknown address.
 const REMEMBERED: usize = 256;
-/// Number of forgotten arenas, the last ones, whose parts are kept in case the driver refuses to free them.
+/// Of how many forgotten arenas, the last ones, the parts are kept, in case the driver refuses to free the arena.
 const CLOSED: usize = 4;
 
 /// A named part of an arena.
@@ -77,7 +77,7 @@ pub enum SubRangeError {
         addr: u64,
     },
     /// It has no bytes.
-    #[error("the part {} has no bytes; use null for what is empty", Label(name))]
+    #[error("the part {} has no bytes; record no part where nothing is needed", Label(name))]
     Empty {
         /// Its name.
         name: String,
@@ -177,7 +177,7 @@ impl Arenas {
         self.open.get(&base).map_or_else(Vec::new, |parts| parts.values().cloned().collect())
     }
 
-    /// Adds a part to a live arena, at that offset. The part's own address may be wrong if it passes the arena's end.
+    /// Adds a part to a live arena, at that offset. The part's own address may be wrong if the offset passes the arena's end.
     pub(crate) fn begin(
         &mut self,
         arena: LiveAllocation,

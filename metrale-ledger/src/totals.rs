@@ -26,9 +26,9 @@ pub struct Totals {
     /// [`chunk_slack`](crate::chunk_slack) of the sweepable allocations: resident bytes of chunks less the bytes of the small
     /// allocations in them.
     pub chunk_slack_bytes: u64,
-    /// The highest `live_bytes` so far.
+    /// The highest `live_bytes` since the start or the last reset.
     pub peak_bytes: u64,
-    /// The highest `resident_bytes` so far.
+    /// The highest `resident_bytes` since the start or the last reset.
     pub peak_resident_bytes: u64,
     /// Bytes of managed allocations; part of `live_bytes`.
     pub managed_bytes: u64,
@@ -61,7 +61,7 @@ fn page_bytes(pages: u64) -> u128 {
     u128::from(pages) * u128::from(SMALL_ALLOC_CHUNK)
 }
 
-/// A number in two words, since callers may claim any sizes. One thread at a time may change it.
+/// A number of 128 bits, since callers may claim any sizes. One thread at a time may change it.
 #[derive(Default)]
 struct Wide {
     low: AtomicU64,

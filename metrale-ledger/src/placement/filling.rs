@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::{PackingRule, PlacementError};
 
-/// A device that is filled.
+/// A device on which allocations are placed and none is freed.
 pub(crate) struct Filling {
     rule: PackingRule,
     /// How many holes there are of each size.
@@ -50,7 +50,7 @@ impl Filling {
         Ok(())
     }
 
-    /// Fills holes of one size that are not listed: how many of the allocations find no place there.
+    /// Fills holes of one size that were taken off the list; returns how many of the allocations find no place in them.
     fn fill(&mut self, size: u64, holes: u64, reserved: u64, count: u64) -> u64 {
         let each = size / reserved;
         let full = holes.min(count / each);

@@ -23,8 +23,8 @@
 //!   of a place counts from the moment it got its present extent.
 //! - Frees of one stream are settled latest first, streams in the order in which they first used the pool. The rest of a
 //!   pending place that was reused in part counts as freed when the place was.
-//! - A synchronise (of a stream, an event or the context) settles the frees it waited for, including those of other streams that
-//!   come before it through events. If it settled any, or the release threshold was set since the last synchronise, idle pieces
+//! - A synchronization (of a stream, an event or the context) settles the frees it waited for, including those of other streams that
+//!   come before it through events. If it settled any, or the release threshold was set since the last synchronization, idle pieces
 //!   are released, the highest first, until no more than the **release threshold** is reserved. A query does neither.
 //! - A trim releases idle pieces, the highest first, while at least `min_bytes` stay reserved. It settles nothing.
 //!
@@ -48,7 +48,7 @@
 //! assert_eq!((weight.new_bytes, bias.new_bytes), (64 << 20, 0));
 //! pool.free(stream, weight.id)?;
 //! assert_eq!((pool.used_bytes(), pool.reserved_bytes()), (1000, 64 << 20));
-//! // The release threshold is 0, so a synchronise releases the piece that nothing touches any more.
+//! // The release threshold is 0, so a synchronization releases the piece that nothing touches any more.
 //! pool.synchronize(stream);
 //! assert_eq!(pool.reserved_bytes(), 32 << 20);
 //! # Ok::<(), metrale_ledger::placement::PlacementError>(())
@@ -137,7 +137,8 @@ impl Pool {
         self.reuse = reuse;
     }
 
-    /// Places `bytes` in the order of `stream` (`cuMemAllocAsync`). The device's memory is taken to be enough.
+    /// Places an allocation of `bytes` bytes in the order of `stream` (`cuMemAllocAsync`). The device is assumed to have enough
+    /// memory.
     ///
     /// # Errors
     /// [`PlacementError::ZeroBytes`], [`PlacementError::TooLarge`], [`PlacementError::TooManyBlocks`], and
@@ -152,7 +153,7 @@ impl Pool {
     /// Where that is too little, the driver keeps the pieces it could map before it failed, and so does the model: all of
     /// `available_bytes` that are whole pieces are then reserved and idle.
     ///
-    /// What the driver does beside it is the caller's: it refuses a size above the device's whole memory without mapping
+    /// The caller has to model what else the driver does: it refuses a size above the device's whole memory without mapping
     /// anything; before it fails otherwise, it trims all other pools to 0; `cuMemAlloc` trims all pools before it fails.
     ///
     /// # Errors
@@ -272,7 +273,7 @@ impl Pool {
         self.streams.wait(stream, event);
     }
 
-    /// The stream begins work that takes its time, such as a kernel. Until [`finish_work`](Self::finish_work), frees of the
+    /// The stream begins work that takes a while, such as a kernel. Until [`finish_work`](Self::finish_work), frees of the
     /// stream after it are not complete, nor are those of streams that wait for an event behind it. Where this is never called, each
     /// free is complete at once.
     pub fn begin_work(&mut self, stream: u64) -> PoolWork {
@@ -284,14 +285,14 @@ impl Pool {
         self.streams.finish_work(work);
     }
 
-    /// Sets the bytes down to which a synchronise releases idle pieces (`CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`). The next
-    /// synchronise does so whether it settles any free or not.
+    /// Sets the bytes down to which a synchronization releases idle pieces (`CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`). The next
+    /// synchronization does so whether it settles any free or not.
     pub fn set_release_threshold(&mut self, bytes: u64) {
         self.release_threshold = bytes;
         self.threshold_is_new = true;
     }
 
-    /// The bytes down to which a synchronise releases idle pieces.
+    /// The bytes down to which a synchronization releases idle pieces.
     pub fn release_threshold(&self) -> u64 {
         self.release_threshold
     }
@@ -331,7 +332,7 @@ impl Pool {
         self.reserved_high = self.reserved_bytes();
     }
 
-    /// Allocations placed and not freed.
+    /// Number of allocations placed and not freed.
     pub fn live_count(&self) -> usize {
         self.live.count()
     }

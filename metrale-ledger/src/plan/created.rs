@@ -51,7 +51,7 @@ impl Created {
             + 2 * size_of::<(u64, u64)>() * self.mappings.len()
     }
 
-    /// Takes the memory off the list where neither its handle nor a mapping holds it.
+    /// Removes the memory, if its handle is released and nothing maps it.
     fn end_unheld(&mut self, number: u64) -> Option<Live> {
         let memory = self.memory.get(&number)?;
         if memory.is_released && memory.mapping_count == 0 {

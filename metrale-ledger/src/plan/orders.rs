@@ -44,11 +44,11 @@ impl Order {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Orders {
-    /// What they take as they were planned.
+    /// Bytes that they take as they were planned.
     pub planned_bytes: u64,
-    /// What they take in each order.
+    /// Bytes that they take in each order.
     pub orders: Vec<(Order, u64)>,
-    /// What they take in one arena: each rounded up to the granularity, all together to whole pages.
+    /// Bytes that they take in one arena: each rounded up to the granularity, all together to whole pages.
     pub arena_bytes: u64,
     /// The operation of a plan after which they were live, from 0: that of the resident peak. None where they were given as
     /// sizes alone.
@@ -58,7 +58,8 @@ pub struct Orders {
 }
 
 impl Orders {
-    /// What `sizes` take in each order under `rule`; `planned_bytes` is what they take otherwise. Sizes of 0 take nothing.
+    /// What `sizes`, in bytes, take in each order under `rule`; `planned_bytes` is what they take as planned. Sizes of 0 take
+    /// nothing.
     ///
     /// # Errors
     /// [`PlacementError::TooLarge`] where 64 bits cannot count what they take.
@@ -127,7 +128,8 @@ impl Plan {
     /// What the allocations of the resident peak would take in another order, on a device with nothing else on it. Where nothing
     /// is freed, these are all allocations. Where something was freed [before](Orders::frees_before) the peak, they may take less
     /// in any order, their own included, because the holes that those frees left are not there. Created
-    /// and pooled memory takes the same in any order. Costs a look at every size at the peak.
+    /// and pooled memory takes the same in any order. The cost grows with the number
+    /// of different sizes at the peak.
     ///
     /// # Errors
     /// As [`Orders::of`]; not for what this plan has placed, unless another order takes more than 64 bits can count.

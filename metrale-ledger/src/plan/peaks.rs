@@ -2,12 +2,12 @@
 //! The peaks of live and of resident bytes, and who holds them.
 //!
 //! A peak is the *fullest* moment: of the moments with the most resident bytes, the one with the most live bytes; of these,
-//! the one with the most allocations; of these, the first. So whatever fills the same pages later belongs to the resident peak.
+//! the one with the most allocations; of these, the first. So an allocation that later fills the same pages belongs to the resident peak.
 //! For the peak of live bytes, live bytes come first and resident bytes second.
 
 use rustc_hash::FxHashMap;
 
-use crate::peak::{Held, Peak};
+use crate::peak::{Held, Highest};
 
 /// The peak of live bytes: the index of its figures.
 pub(super) const LIVE: usize = 0;
@@ -16,7 +16,7 @@ pub(super) const RESIDENT: usize = 1;
 
 /// Bytes and number of allocations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Sum {
+pub(super) struct PlannedSum {
     pub(super) count: u64,
     /// As asked for.
     pub(super) bytes: u64,
@@ -26,7 +26,7 @@ pub(super) struct Sum {
 
 /// An allocation, as far as peaks need it.
 #[derive(Clone, Copy)]
-pub(super) struct Allocation {
+pub(super) struct PlannedAllocation {
     /// Index of its label in [`Peaks::labels`].
     pub(super) label: u32,
     pub(super) bytes: u64,
@@ -35,7 +35,7 @@ pub(super) struct Allocation {
     pub(super) is_packed: bool,
 }
 
-/// The figures behind one operation.
+/// The figures after one operation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Moment {
     pub(super) live_bytes: u64,
@@ -54,22 +54,22 @@ pub(super) struct Moment {
     pub(super) note: u64,
 }
 
-/// The class of sizes from 2^n up to 2^(n + 1), less one, is n.
+/// Class n has the sizes from 2^n to 2^(n + 1) - 1. Class 0 has size 0 too.
 pub(super) fn class_of(bytes: u64) -> usize {
     bytes.checked_ilog2().unwrap_or(0) as usize
 }
 
-/// Sizes that are kept before those that no peak needs are dropped.
+/// The least number of sizes at which those that no peak needs are dropped.
 const SIZES: usize = 1 << 12;
 
 /// Both peaks. Holders are changed first ([`add`](Self::add), [`remove`](Self::remove)), then [`raise`](Self::raise) follows.
 #[derive(Clone)]
 pub(super) struct Peaks {
-    peaks: [Peak<(u64, u64, u64)>; 2],
+    peaks: [Highest<(u64, u64, u64)>; 2],
     moments: [Moment; 2],
-    classes: [Held<Sum, 2>; 64],
+    classes: [Held<PlannedSum, 2>; 64],
     /// By the index of a label.
-    pub(super) labels: Vec<Held<Sum, 2>>,
+    pub(super) labels: Vec<Held<PlannedSum, 2>>,
     /// How many packed allocations there are of each reserved size.
     sizes: FxHashMap<u64, Held<u64>>,
     /// Number of sizes at which unneeded ones are dropped.
@@ -92,7 +92,7 @@ impl Peaks {
         [self.peaks[LIVE].number(), self.peaks[RESIDENT].number()]
     }
 
-    pub(super) fn add(&mut self, new: Allocation) {
+    pub(super) fn add(&mut self, new: PlannedAllocation) {
         self.change(new, |sum| {
             sum.count += 1;
             sum.bytes += new.bytes;
@@ -104,7 +104,7 @@ impl Peaks {
         }
     }
 
-    pub(super) fn remove(&mut self, old: Allocation) {
+    pub(super) fn remove(&mut self, old: PlannedAllocation) {
         self.change(old, |sum| {
             sum.count -= 1;
             sum.bytes -= old.bytes;
@@ -115,14 +115,14 @@ impl Peaks {
         }
     }
 
-    fn change(&mut self, of: Allocation, mut change: impl FnMut(&mut Sum)) {
+    fn change(&mut self, of: PlannedAllocation, mut change: impl FnMut(&mut PlannedSum)) {
         let numbers = self.numbers();
         for held in [&mut self.classes[class_of(of.bytes)], &mut self.labels[of.label as usize]] {
             change(held.change(numbers));
         }
     }
 
-    /// Takes note of the moment behind an allocation. Only an allocation makes a peak.
+    /// Takes note of the moment after an allocation. Only an allocation makes a peak.
     pub(super) fn raise(&mut self, now: Moment) {
         let Moment { live_bytes, resident_bytes, live_count, .. } = now;
         for (which, height) in [
@@ -156,12 +156,12 @@ impl Peaks {
     }
 
     /// What each label holds at a peak, by its index.
-    pub(super) fn by_label(&self, which: usize) -> impl Iterator<Item = Sum> + '_ {
+    pub(super) fn by_label(&self, which: usize) -> impl Iterator<Item = PlannedSum> + '_ {
         self.labels.iter().map(move |held| held.at_peak(which, self.peaks[which].number()))
     }
 
     /// What each class of sizes holds at a peak.
-    pub(super) fn by_class(&self, which: usize) -> impl Iterator<Item = Sum> + '_ {
+    pub(super) fn by_class(&self, which: usize) -> impl Iterator<Item = PlannedSum> + '_ {
         self.classes.iter().map(move |held| held.at_peak(which, self.peaks[which].number()))
     }
 
@@ -176,7 +176,7 @@ impl Peaks {
 
     /// Bytes of host memory that the tables have allocated.
     pub(super) fn memory_bytes(&self) -> usize {
-        size_of::<Held<Sum, 2>>() * self.labels.capacity()
+        size_of::<Held<PlannedSum, 2>>() * self.labels.capacity()
             + super::map_bytes(self.sizes.capacity(), size_of::<(u64, Held<u64>)>())
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a plan asks of the stream-ordered pool: streams, synchronisation, what it keeps.
+//! What a plan asks of the stream-ordered pool: streams, synchronization, what it keeps.
 
 use super::{Plan, Step};
 
-/// When a planned program synchronises with the device. Only then does a pool give memory back.
+/// When a planned program synchronizes with the device. Only then does a pool give memory back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Synchronize {
     /// After each operation.
@@ -14,14 +14,14 @@ pub enum Synchronize {
 }
 
 impl Plan {
-    /// The same plan, with a pool that keeps so many bytes at a synchronisation, used or not. A fresh pool keeps none.
+    /// The same plan, with a pool that keeps up to `bytes` bytes of pieces at a synchronization, used or not. At first it is 0.
     #[must_use]
     pub fn release_threshold_bytes(mut self, bytes: u64) -> Self {
         self.device.set_release_threshold(bytes);
         self
     }
 
-    /// The same plan, with another rule for when the program synchronises.
+    /// The same plan, with another rule for when the program synchronizes.
     #[must_use]
     pub fn synchronizing(mut self, when: Synchronize) -> Self {
         self.synchronize = when;
@@ -29,18 +29,18 @@ impl Plan {
     }
 
     /// Sets the stream in whose order the next operations are done; 0 at first. Only a pool looks at it: it gives out what was
-    /// freed on the same stream before the program synchronises.
+    /// freed on the same stream before the program synchronizes.
     pub fn set_stream(&mut self, stream: u64) {
         self.device.stream = stream;
     }
 
-    /// Plans a synchronisation with the device: the pool gives back what nothing uses, down to its release threshold.
+    /// Plans a synchronization with the device: the pool gives back what nothing uses, down to its release threshold.
     pub fn synchronize(&mut self) -> Step {
         self.device.synchronize();
         self.pass()
     }
 
-    /// Plans a synchronisation with one stream.
+    /// Plans a synchronization with one stream.
     pub fn synchronize_stream(&mut self, stream: u64) -> Step {
         self.device.synchronize_stream(stream);
         self.pass()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What came out of a plan, as plain data and in words.
+//! The results of a plan, as plain data and in words.
 
 use std::fmt;
 
@@ -13,11 +13,11 @@ use crate::text::counted;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Holder {
-    /// The label; none gathers what had none.
+    /// The label; none for the allocations without one.
     pub label: Option<String>,
     /// Bytes as asked for.
     pub bytes: u64,
-    /// Allocations.
+    /// Number of allocations.
     pub count: u64,
 }
 
@@ -25,9 +25,9 @@ pub struct Holder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SizeClass {
-    /// The smallest size of the class: a power of two; the largest is below twice that. 0-byte allocations are of class 1.
+    /// The smallest size of the class: a power of two; the largest is below twice that. Allocations of 0 bytes are in the class from 1.
     pub from_bytes: u64,
-    /// Allocations.
+    /// Number of allocations.
     pub count: u64,
     /// Bytes as asked for.
     pub bytes: u64,
@@ -41,7 +41,7 @@ pub struct SizeClass {
 pub struct Peak {
     /// How high: live or resident bytes.
     pub bytes: u64,
-    /// The number of the operation before it, from 0; none where nothing was allocated.
+    /// The number of the operation after which it was reached, from 0; none where nothing was allocated.
     pub operation: Option<u64>,
     /// Allocations that were freed before it, or made way for another one. Where there are none, rounding and holes come from
     /// sizes and their order alone.
@@ -63,11 +63,11 @@ pub struct Peak {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Summary {
-    /// Operations, refused ones among them.
+    /// Number of operations, refused ones among them.
     pub operations: u64,
-    /// Allocations.
+    /// Number of allocations.
     pub allocations: u64,
-    /// Frees.
+    /// Number of frees.
     pub frees: u64,
     /// Bytes of all allocations ever, as asked for.
     pub requested_bytes: u64,
@@ -75,27 +75,27 @@ pub struct Summary {
     pub peak_live: Peak,
     /// The highest resident bytes: what the device must have.
     pub peak_resident: Peak,
-    /// Allocations live at the end.
+    /// Number of allocations live at the end.
     pub end_live_count: u64,
-    /// Bytes live at the end.
+    /// Bytes live at the end, as asked for.
     pub end_live_bytes: u64,
     /// Bytes the device keeps at the end.
     pub end_resident_bytes: u64,
-    /// What one arena must be that holds all of it: the highest sum of sizes, each rounded up to the granularity, in whole
-    /// pages. Filled without a free it takes exactly that; where allocations come and go it takes at least that.
+    /// Bytes of one arena that holds everything: the highest sum of sizes, each rounded up to the granularity, in whole pages.
+    /// It is exact where nothing is freed, and a lower bound where allocations come and go.
     pub arena_resident_bytes: u64,
-    /// Whose memory was planned, where an operation named no other.
+    /// The allocator of the operations that named no other.
     pub allocator: Allocator,
     /// Bytes of a chunk of the packing rule, which small allocations share.
     pub chunk_bytes: u64,
     /// Bytes that every size is rounded up to.
     pub granularity_bytes: u64,
-    /// Bytes to which large sizes are.
+    /// Bytes of a page: sizes of a chunk or more are rounded up to whole pages.
     pub page_bytes: u64,
 }
 
 impl Plan {
-    /// What came out so far.
+    /// The results so far.
     pub fn summary(&self) -> Summary {
         let rule = self.rule();
         Summary {

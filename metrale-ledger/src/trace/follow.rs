@@ -42,7 +42,7 @@ pub struct LogTotals {
     pub failures: u64,
     /// Rows that map or unmap created memory.
     pub mappings: u64,
-    /// Rows that synchronise, or trim a pool.
+    /// Rows that synchronize, or trim a pool.
     pub synchronizes: u64,
     /// Bytes of the largest that failed.
     pub largest_failure_bytes: u64,
