@@ -108,7 +108,7 @@ fn a_pool_gives_memory_back_after_each_operation_or_where_the_log_synchronises()
     let (rows, ended) = reserved(&["--synchronize", "rows"]);
     assert_eq!(rows, [64, 64, 64, 0, 32, 32, 0, 0]);
     assert_eq!(ended.err, "");
-    assert!(ended.out.contains("planned from the stream-ordered pool, which gives back"), "{}", ended.out);
+    assert!(ended.out.contains("planned from the stream-ordered pool, which releases"), "{}", ended.out);
     assert_eq!(reserved(&["--release-threshold", "32MiB"]).0, [64, 32, 32, 32, 32, 32, 32, 0]);
     assert_eq!(reserved(&["--release-threshold", "max"]).0, [64, 64, 64, 64, 64, 64, 64, 0]);
 }

@@ -50,6 +50,7 @@ impl MetraleCudaBackend {
         const WHAT: &str = "recording an event";
         self.bound(WHAT)?;
         let _held = (self.hold_event(event, WHAT)?, self.hold_stream(stream, WHAT)?);
+        let _ordered = self.graph_client().shared.exclude_event_calls();
         // SAFETY: no memory is passed; event and stream are held.
         unsafe { ask!(self.driver(), cuEventRecord(event, stream)) }
             .inspect(|()| self.event_recorded(event, stream))
@@ -76,6 +77,7 @@ impl MetraleCudaBackend {
         doing: &'static str,
         named: impl FnOnce() -> String,
     ) -> Result<()> {
+        let _ordered = self.graph_client().shared.exclude_event_calls();
         let wait = self.may_wait(stream, event, doing)?;
         let _alone = self.joins(wait);
         // SAFETY: no memory is passed; the caller's promise for event and stream.

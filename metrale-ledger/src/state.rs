@@ -83,7 +83,7 @@ impl State {
                 let error = self.explain(addr, kind);
                 // The totals at the peak do not count misuse that follows it.
                 self.keep_totals_at_peak();
-                self.note_failed_free(addr, &error, freed_at);
+                self.note_failed_free(addr, kind, &error, freed_at);
                 Err(error)
             }
         }
@@ -282,9 +282,9 @@ impl State {
     ///
     /// Threads may record an allocation before the free of the one that was at its address. The record displaces the older
     /// allocation and counts as misuse. When the late free comes, that count is taken back, and no double free is counted.
-    fn note_failed_free(&mut self, addr: u64, error: &ForgetError, freed_at: SourceLine) {
+    fn note_failed_free(&mut self, addr: u64, kind: AllocKind, error: &ForgetError, freed_at: SourceLine) {
         if let ForgetError::DoubleFree { .. } = error
-            && let Some(displaced) = self.tombstones.displaced_at(addr)
+            && let Some(displaced) = self.tombstones.displaced_at(addr, kind)
         {
             (displaced.how, displaced.freed_at) = (FreedBy::Free, freed_at);
             self.misuse.records_over_live -= 1;

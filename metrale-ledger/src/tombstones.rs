@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use crate::allocation::Allocation;
 use crate::misuse::FreedBy;
-use crate::record::SourceLine;
+use crate::record::{AllocKind, SourceLine};
 
 /// One remembered free.
 #[derive(Clone, Copy)]
@@ -59,9 +59,10 @@ impl Tombstones {
         self.frees.iter().rev().find(|free| fits(free))
     }
 
-    /// The allocation with base `addr` that was displaced last and whose free has not been seen.
-    pub(crate) fn displaced_at(&mut self, addr: u64) -> Option<&mut Tombstone> {
-        self.frees.iter_mut().rev().find(|free| free.was.addr == addr && free.how == FreedBy::Displaced)
+    /// The allocation with base `addr`, freed by the call for `kind`, that was displaced last and whose free has not been seen.
+    pub(crate) fn displaced_at(&mut self, addr: u64, kind: AllocKind) -> Option<&mut Tombstone> {
+        let is_at = |was: &Allocation| was.addr == addr && was.kind.to_free() == kind;
+        self.frees.iter_mut().rev().find(|free| is_at(&free.was) && free.how == FreedBy::Displaced)
     }
 
     /// Forgets the free of an allocation, since the driver refused it.

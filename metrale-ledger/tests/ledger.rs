@@ -931,6 +931,31 @@ fn one_without_bytes_is_displaced_by_what_gets_its_address() {
     assert_eq!((ledger.live_count(), ledger.live_bytes(), ledger.resident_bytes()), (2, 200, 2 << 20));
 }
 
+/// The missing free of a displaced allocation comes by the call for its kind. A second free by another call is one too many.
+#[test]
+fn a_second_free_is_no_late_free_of_another_kind() {
+    for kind in [AllocKind::Pinned, AllocKind::Arena] {
+        let ledger = Ledger::new();
+        ledger.record_as(BASE, 64, here(), kind);
+        ledger.record_as(BASE, 32, here(), kind);
+        let free_kind = || match kind {
+            AllocKind::Pinned => ledger.try_forget_pinned(BASE),
+            _ => ledger.try_forget_arena(BASE),
+        };
+        free_kind().unwrap();
+        ledger.record(BASE, 100, here());
+        ledger.forget(BASE).unwrap();
+        let counts = || {
+            let misuse = ledger.snapshot().totals.misuse;
+            (misuse.double_frees, misuse.records_over_live)
+        };
+        assert!(matches!(ledger.try_forget(BASE), Err(ForgetError::DoubleFree { .. })));
+        assert_eq!(counts(), (1, 1), "{kind}");
+        assert!(matches!(free_kind(), Err(ForgetError::DoubleFree { .. })));
+        assert_eq!(counts(), (1, 0), "{kind}: the late free");
+    }
+}
+
 /// Managed memory is among the live allocations, so the chunk slack of these counts it.
 #[test]
 fn chunk_slack_is_that_of_the_live_allocations() {

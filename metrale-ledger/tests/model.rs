@@ -165,7 +165,9 @@ fn run(ops: &[Op]) {
                     }
                     (Err(ForgetError::Null), None) => assert_eq!(addr, 0),
                     (Err(ForgetError::DoubleFree { now_inside, .. }), None) => {
-                        let waits = |freed: &&mut Freed| freed.addr == addr && freed.is_displaced;
+                        let waits = |freed: &&mut Freed| {
+                            freed.addr == addr && freed.is_displaced && freed.kind.is_sweepable()
+                        };
                         if let Some(freed) = model.freed.iter_mut().rev().find(waits) {
                             freed.is_displaced = false;
                         }

@@ -114,6 +114,9 @@ pub(crate) struct SharedGraphs {
     /// Read-locked over copies whose host memory is borrowed for the call only; write-locked where a stream begins to
     /// capture: a copy that was recorded would use that memory at each replay. Locked before the state.
     borrowed_copies: RwLock<()>,
+    /// Locked over each record of an event and each wait for one, from the check to the note: otherwise the driver could make
+    /// a stream take part in a capture by a record that is not noted yet. Locked before all others.
+    event_calls: Mutex<()>,
 }
 
 impl SharedGraphs {
@@ -134,6 +137,11 @@ impl SharedGraphs {
     /// Waits for the copies that borrow host memory, and keeps new ones from beginning.
     pub(crate) fn exclude_borrowed_copies(&self) -> RwLockWriteGuard<'_, ()> {
         self.borrowed_copies.write()
+    }
+
+    /// Keeps other records of events, and waits for events, from being made.
+    pub(crate) fn exclude_event_calls(&self) -> MutexGuard<'_, ()> {
+        self.event_calls.lock()
     }
 
     /// Whether a capture is in flight. One relaxed load: a thread sees its own captures, and another thread's as soon as
