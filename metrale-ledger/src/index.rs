@@ -186,8 +186,8 @@ impl AddressSpace {
     /// Whether the first and the last page of these bytes each have the first or last byte of a device allocation or padding.
     pub(crate) fn is_held(&self, addr: u64, bytes: usize) -> bool {
         let is_device = |number: u64| self.pages.get(&number).is_some_and(Page::is_device);
-        Extent::new(addr, bytes)
-            .is_some_and(|extent| is_device(extent.pages().0) && is_device(extent.pages().1))
+        let pages = Extent::new(addr, bytes).map(Extent::pages);
+        pages.is_some_and(|(first, last)| is_device(first) && (first == last || is_device(last)))
     }
 
     /// The numbers of pages as they are kept: those of distinct pages while nothing overlaps.
