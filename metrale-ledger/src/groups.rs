@@ -75,14 +75,10 @@ pub(crate) struct Sum {
 }
 
 impl Sum {
-    pub(crate) fn add(&mut self, bytes: usize) {
-        self.bytes += bytes as u128;
-        self.count += 1;
-    }
-
-    pub(crate) fn subtract(&mut self, bytes: usize) {
-        self.bytes -= bytes as u128;
-        self.count -= 1;
+    /// Adds (`sign` 1) or subtracts (-1) an allocation of these bytes.
+    pub(crate) fn change(&mut self, bytes: usize, sign: i64) {
+        self.bytes = self.bytes.wrapping_add_signed(i128::from(sign) * bytes as i128);
+        self.count = self.count.wrapping_add_signed(sign);
     }
 }
 
@@ -90,31 +86,34 @@ impl Sum {
 #[derive(Default)]
 pub(crate) struct Groups {
     numbers: HashMap<GroupKey, u32, FxBuildHasher>,
-    list: Vec<(GroupKey, Held<Sum>)>,
+    keys: Vec<GroupKey>,
+    /// Apart from the keys, since only these change with every allocation.
+    held: Vec<Held<Sum>>,
 }
 
 impl Groups {
     /// The number of a group, which gets one if it is new.
-    #[inline]
     pub(crate) fn number(&mut self, key: GroupKey) -> u32 {
-        let next = self.list.len() as u32;
-        let number = *self.numbers.entry(key).or_insert(next);
-        if number == next {
-            self.list.push((key, Held::default()));
+        if let Some(&number) = self.numbers.get(&key) {
+            return number;
         }
+        let number = self.keys.len() as u32;
+        self.numbers.insert(key, number);
+        self.keys.push(key);
+        self.held.push(Held::default());
         number
     }
 
     pub(crate) fn key(&self, number: u32) -> GroupKey {
-        self.list[number as usize].0
+        self.keys[number as usize]
     }
 
     /// What a group holds, for a change.
     pub(crate) fn held_mut(&mut self, number: u32) -> &mut Held<Sum> {
-        &mut self.list[number as usize].1
+        &mut self.held[number as usize]
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &(GroupKey, Held<Sum>)> {
-        self.list.iter()
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&GroupKey, &Held<Sum>)> {
+        self.keys.iter().zip(&self.held)
     }
 }

@@ -12,9 +12,10 @@
 //! mistake, yet both records are kept. Then a search goes on to lower bases as far as an allocation could reach the address,
 //! and [`AddressSpace::distinct_pages`] counts all pages again.
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
+use std::hash::BuildHasher;
 
+use hashbrown::HashTable;
 use rustc_hash::FxBuildHasher;
 
 use crate::SMALL_ALLOC_CHUNK;
@@ -25,26 +26,79 @@ use crate::record::AllocKind;
 /// Number of pages that are kept for their next allocation although nothing touches them now.
 const IDLE_PAGES: usize = 4096;
 
+type Pages = HashMap<u64, Page, FxBuildHasher>;
+
+/// Aligned allocations by base. Each is its own key, so one search finds what is checked and then removed.
+#[derive(Default)]
+struct Aligned(HashTable<Allocation>);
+
+fn hash(addr: u64) -> u64 {
+    FxBuildHasher.hash_one(addr)
+}
+
+impl Aligned {
+    fn get(&self, addr: u64) -> Option<&Allocation> {
+        self.0.find(hash(addr), |live| live.addr == addr)
+    }
+
+    /// Inserts an allocation whose base no other one has.
+    #[inline]
+    fn insert(&mut self, new: Allocation) {
+        self.0.insert_unique(hash(new.addr), new, |live| hash(live.addr));
+    }
+
+    /// An allocation that begins in the page with this number and shares bytes with `extent`: of several the one with the
+    /// highest base. `has_overlaps`: whether any allocations overlap.
+    fn overlap(&self, number: u64, page: &Page, extent: Extent, has_overlaps: bool) -> Option<&Allocation> {
+        let page_end = number * SMALL_ALLOC_CHUNK + (SMALL_ALLOC_CHUNK - 1);
+        let mut nearest = self.get(page.begin_below(extent.last.min(page_end))?)?;
+        // While nothing overlaps, only the nearest can share bytes.
+        while has_overlaps && !nearest.shares(extent) {
+            let below = nearest.addr.checked_sub(1).filter(|below| page_of(*below) == number)?;
+            nearest = self.get(page.begin_below(below)?)?;
+        }
+        Some(nearest).filter(|nearest| nearest.shares(extent))
+    }
+}
+
+/// Irregular allocations by base.
+#[derive(Default)]
+struct Irregular {
+    by_base: BTreeMap<u64, Allocation>,
+    /// How many have no bytes. No address lies in them, so a search skips them.
+    empty: usize,
+    /// The bytes, less one, of the longest since there was last none.
+    longest: u64,
+}
+
+impl Irregular {
+    /// See [`Aligned::overlap`].
+    fn overlap(&self, extent: Extent, has_overlaps: bool) -> Option<&Allocation> {
+        let mut below = self.by_base.range(..=extent.last).rev().map(|(_, live)| live);
+        if !has_overlaps && self.empty == 0 {
+            return below.next().filter(|live| live.shares(extent));
+        }
+        let lowest = extent.first.saturating_sub(self.longest);
+        below.take_while(|live| live.addr >= lowest).find(|live| live.shares(extent))
+    }
+}
+
 /// One address space.
 #[derive(Default)]
 pub(crate) struct AddressSpace {
-    aligned: HashMap<u64, Allocation, FxBuildHasher>,
-    irregular: BTreeMap<u64, Allocation>,
-    pages: HashMap<u64, Page, FxBuildHasher>,
+    aligned: Aligned,
+    irregular: Irregular,
+    pages: Pages,
     counts: PageCounts,
     /// Pages that nothing touches.
     idle: usize,
     /// Live allocations that overlapped another when they were inserted. Each overlapping pair has at least one, so at 0
     /// nothing overlaps.
     overlapping: usize,
-    /// Live allocations without bytes. No address lies in them, so a search in `irregular` skips them.
-    empty: usize,
-    /// The bytes, less one, of the longest allocation in `irregular` since that was last empty.
-    longest: u64,
 }
 
 /// An allocation with the same base is live.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BaseIsLive;
 
 /// The page of an address.
@@ -57,29 +111,26 @@ fn is_aligned(extent: Extent) -> bool {
     extent.first.is_multiple_of(Page::GRANULARITY) && page_of(extent.first) == page_of(extent.last)
 }
 
-/// The page with this number, for a change. It no longer counts as idle; the caller counts it again if it is idle afterwards.
-fn page_mut<'a>(
-    pages: &'a mut HashMap<u64, Page, FxBuildHasher>,
-    idle: &mut usize,
-    number: u64,
-) -> &'a mut Page {
-    let page = pages.entry(number).or_insert_with(|| {
+/// The page with this number, which is idle if it is new.
+fn page_mut<'a>(pages: &'a mut Pages, idle: &mut usize, number: u64) -> &'a mut Page {
+    pages.entry(number).or_insert_with(|| {
         *idle += 1;
         Page::default()
-    });
-    *idle -= usize::from(page.is_idle());
-    page
+    })
 }
 
 impl AddressSpace {
     /// The allocation whose base is `addr`.
     pub(crate) fn get(&self, addr: u64) -> Option<&Allocation> {
-        self.aligned.get(&addr).or_else(|| self.irregular.get(&addr))
+        self.aligned.get(addr).or_else(|| self.irregular.by_base.get(&addr))
     }
 
-    /// The same, to change anything but its address, size and kind.
-    pub(crate) fn get_mut(&mut self, addr: u64) -> Option<&mut Allocation> {
-        self.aligned.get_mut(&addr).or_else(|| self.irregular.get_mut(&addr))
+    /// Makes the live allocation with base `addr` one of another group.
+    pub(crate) fn set_group(&mut self, addr: u64, group: u32) {
+        let aligned = self.aligned.0.find_mut(hash(addr), |live| live.addr == addr);
+        if let Some(live) = aligned.or_else(|| self.irregular.by_base.get_mut(&addr)) {
+            live.group = group;
+        }
     }
 
     /// The allocation in which `addr` lies: of several the one with the highest base. An allocation without bytes is the answer
@@ -90,7 +141,7 @@ impl AddressSpace {
 
     /// All allocations, in no order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Allocation> {
-        self.aligned.values().chain(self.irregular.values())
+        self.aligned.0.iter().chain(self.irregular.by_base.values())
     }
 
     /// Whether live allocations overlap, or did when one of them was inserted.
@@ -104,60 +155,78 @@ impl AddressSpace {
     /// [`BaseIsLive`]; then nothing is inserted.
     #[inline]
     pub(crate) fn insert(&mut self, new: &Allocation) -> Result<Option<u64>, BaseIsLive> {
-        let extent = new.extent();
-        let with = extent.and_then(|extent| self.overlap(extent)).map(|live| live.addr);
-        // The same base is an overlap too, unless one of the two is empty.
-        if (with.is_some() || extent.is_none() || self.empty > 0) && self.get(new.addr).is_some() {
+        let has_overlaps = self.has_overlaps();
+        let Some(extent) = new.extent().filter(|extent| is_aligned(*extent)) else {
+            return self.insert_irregular(new);
+        };
+        let number = page_of(new.addr);
+        let page = match self.pages.get_mut(&number) {
+            Some(page) => page,
+            None => page_mut(&mut self.pages, &mut self.idle, number),
+        };
+        let mut with = self.aligned.overlap(number, page, extent, has_overlaps);
+        if !self.irregular.by_base.is_empty() {
+            let irregular = self.irregular.overlap(extent, has_overlaps);
+            with = with.into_iter().chain(irregular).max_by_key(|live| live.addr);
+        }
+        let with = with.map(|live| live.addr);
+        // The same base is an overlap too, unless the other one is empty.
+        if (with.is_some() || self.irregular.empty > 0)
+            && (self.aligned.get(new.addr).is_some() || self.irregular.by_base.contains_key(&new.addr))
+        {
             return Err(BaseIsLive);
         }
-        self.empty += usize::from(extent.is_none());
-        if extent.is_some_and(is_aligned) {
-            self.aligned.insert(new.addr, *new);
-            let page = page_mut(&mut self.pages, &mut self.idle, page_of(new.addr));
-            page.set_begin(new.addr);
-            page.change(Touch::of(new), 1, &mut self.counts);
-        } else {
-            if self.irregular.is_empty() {
-                self.longest = 0;
-            }
-            if let Some(extent) = extent {
-                self.longest = self.longest.max(extent.last - extent.first);
+        self.idle -= usize::from(page.is_idle());
+        page.set_begin(new.addr);
+        page.change(Touch::of(new), 1, &mut self.counts);
+        self.overlapping += usize::from(with.is_some());
+        self.aligned.insert(Allocation { overlaps: with.is_some(), ..*new });
+        Ok(with)
+    }
+
+    fn insert_irregular(&mut self, new: &Allocation) -> Result<Option<u64>, BaseIsLive> {
+        if self.get(new.addr).is_some() {
+            return Err(BaseIsLive);
+        }
+        let with = new.extent().and_then(|extent| self.overlap(extent)).map(|live| live.addr);
+        if self.irregular.by_base.is_empty() {
+            self.irregular.longest = 0;
+        }
+        match new.extent() {
+            Some(extent) => {
+                self.irregular.longest = self.irregular.longest.max(extent.last - extent.first);
                 self.count_irregular(extent, new, 1);
             }
-            self.irregular.insert(new.addr, *new);
+            None => self.irregular.empty += 1,
         }
-        if with.is_some()
-            && let Some(new) = self.get_mut(new.addr)
-        {
-            new.overlaps = true;
-            self.overlapping += 1;
-        }
+        self.overlapping += usize::from(with.is_some());
+        self.irregular.by_base.insert(new.addr, Allocation { overlaps: with.is_some(), ..*new });
         Ok(with)
     }
 
     /// Removes the allocation whose base is `addr`, if it fits.
-    #[inline]
     pub(crate) fn remove_if(
         &mut self,
         addr: u64,
         fits: impl FnOnce(&Allocation) -> bool,
     ) -> Option<Allocation> {
-        let removed = if let Entry::Occupied(entry) = self.aligned.entry(addr) {
+        let removed = if let Ok(entry) = self.aligned.0.find_entry(hash(addr), |live| live.addr == addr) {
             if !fits(entry.get()) {
                 return None;
             }
-            let removed = entry.remove();
-            let page = page_mut(&mut self.pages, &mut self.idle, page_of(addr));
-            page.clear_begin(addr);
-            page.change(Touch::of(&removed), -1, &mut self.counts);
-            self.idle += usize::from(page.is_idle());
+            let removed = entry.remove().0;
+            if let Some(page) = self.pages.get_mut(&page_of(addr)) {
+                page.clear_begin(addr);
+                page.change(Touch::of(&removed), -1, &mut self.counts);
+                self.idle += usize::from(page.is_idle());
+            }
             removed
         } else {
-            self.irregular.get(&addr).filter(|live| fits(live))?;
-            let removed = self.irregular.remove(&addr)?;
+            self.irregular.by_base.get(&addr).filter(|live| fits(live))?;
+            let removed = self.irregular.by_base.remove(&addr)?;
             match removed.extent() {
                 Some(extent) => self.count_irregular(extent, &removed, -1),
-                None => self.empty -= 1,
+                None => self.irregular.empty -= 1,
             }
             removed
         };
@@ -176,6 +245,7 @@ impl AddressSpace {
         let end_pages = [Some(first), Some(last).filter(|last| *last != first)];
         for number in end_pages.into_iter().flatten().filter(|_| !touch.is_none()) {
             let page = page_mut(&mut self.pages, &mut self.idle, number);
+            self.idle -= usize::from(page.is_idle());
             page.change(touch, sign, &mut self.counts);
             self.idle += usize::from(page.is_idle());
         }
@@ -211,45 +281,18 @@ impl AddressSpace {
 
     /// An allocation that shares bytes with `extent`: of several the one with the highest base.
     fn overlap(&self, extent: Extent) -> Option<&Allocation> {
-        let aligned = self.aligned_overlap(extent);
-        if self.irregular.is_empty() {
-            return aligned;
-        }
-        aligned.into_iter().chain(self.irregular_overlap(extent)).max_by_key(|live| live.addr)
-    }
-
-    /// The same among the aligned allocations.
-    fn aligned_overlap(&self, extent: Extent) -> Option<&Allocation> {
+        let has_overlaps = self.has_overlaps();
+        let in_page = |number: u64, page: &Page| self.aligned.overlap(number, page, extent, has_overlaps);
         let (first, last) = extent.pages();
-        let in_page = |number: &u64, page: &Page| self.overlap_in_page(*number, page, extent);
-        if last - first <= self.pages.len() as u64 {
-            return (first..=last).rev().find_map(|number| in_page(&number, self.pages.get(&number)?));
-        }
-        // There are fewer pages than the extent has.
-        let pages = self.pages.iter().filter(|&(&number, _)| first <= number && number <= last);
-        pages.filter_map(|(number, page)| in_page(number, page)).max_by_key(|live| live.addr)
-    }
-
-    /// The same among the aligned allocations of the page with this number.
-    fn overlap_in_page(&self, number: u64, page: &Page, extent: Extent) -> Option<&Allocation> {
-        let page_end = number * SMALL_ALLOC_CHUNK + (SMALL_ALLOC_CHUNK - 1);
-        let mut nearest = self.aligned.get(&page.begin_below(extent.last.min(page_end))?)?;
-        // While nothing overlaps, only the nearest can share bytes.
-        while self.has_overlaps() && !nearest.shares(extent) {
-            let below = nearest.addr.checked_sub(1).filter(|below| page_of(*below) == number)?;
-            nearest = self.aligned.get(&page.begin_below(below)?)?;
-        }
-        Some(nearest).filter(|nearest| nearest.shares(extent))
-    }
-
-    /// The same among the irregular allocations.
-    fn irregular_overlap(&self, extent: Extent) -> Option<&Allocation> {
-        let mut below = self.irregular.range(..=extent.last).rev().map(|(_, live)| live);
-        if !self.has_overlaps() && self.empty == 0 {
-            return below.next().filter(|live| live.shares(extent));
-        }
-        let lowest = extent.first.saturating_sub(self.longest);
-        below.take_while(|live| live.addr >= lowest).find(|live| live.shares(extent))
+        let aligned = if last - first <= self.pages.len() as u64 {
+            (first..=last).rev().find_map(|number| in_page(number, self.pages.get(&number)?))
+        } else {
+            // There are fewer pages than the extent has.
+            let pages = self.pages.iter().filter(|&(&number, _)| first <= number && number <= last);
+            pages.filter_map(|(&number, page)| in_page(number, page)).max_by_key(|live| live.addr)
+        };
+        let irregular = self.irregular.overlap(extent, has_overlaps);
+        aligned.into_iter().chain(irregular).max_by_key(|live| live.addr)
     }
 }
 

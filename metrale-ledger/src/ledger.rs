@@ -12,7 +12,6 @@ use crate::record::{AllocKind, AllocRecord};
 use crate::scope::{self, ScopeGuard};
 use crate::shared::Shared;
 use crate::snapshot::Snapshot;
-use crate::state::State;
 use crate::sub_range::{SubRange, SubRangeError};
 
 /// Methods that read one of the [`Totals`](crate::Totals) each, by its name.
@@ -203,7 +202,7 @@ impl Ledger {
         kind: AllocKind,
     ) -> Recorded {
         let scope = scope::current(&self.shared);
-        self.shared.change(|state| state.record(addr, bytes, site, kind, scope))
+        self.shared.change().state.record(addr, bytes, site, kind, scope)
     }
 
     /// [`record`](Self::record), but only if the first and the last 2 MiB page of the allocation each hold an end of device
@@ -218,10 +217,9 @@ impl Ledger {
         site: &'static Location<'static>,
     ) -> Option<Recorded> {
         let scope = scope::current(&self.shared);
-        self.shared.change(|state| {
-            let is_held = state.device.is_held(addr, bytes);
-            is_held.then(|| state.record(addr, bytes, site, AllocKind::Device, scope))
-        })
+        let mut change = self.shared.change();
+        let is_held = change.state.device.is_held(addr, bytes);
+        is_held.then(|| change.state.record(addr, bytes, site, AllocKind::Device, scope))
     }
 
     /// Forgets a device or managed allocation. Call it *before* the driver's free: the driver may return the address to
@@ -270,7 +268,7 @@ impl Ledger {
     #[track_caller]
     fn forget_as(&self, addr: u64, kind: AllocKind) -> Result<AllocRecord, ForgetError> {
         let freed_at = Location::caller();
-        self.shared.change(|state| state.forget(addr, kind, freed_at))
+        self.shared.change().state.forget(addr, kind, freed_at)
     }
 
     /// Records a named part of an arena: `bytes` bytes from `offset_bytes` on. Reports show it under its arena, with this
@@ -306,7 +304,7 @@ impl Ledger {
     ///
     /// If another allocation is live at the address by now, that one stays and the answer has the refused record.
     pub fn restore(&self, addr: u64, record: &AllocRecord) -> Recorded {
-        self.shared.change(|state| state.restore(addr, record))
+        self.shared.change().state.restore(addr, record)
     }
 
     /// Forgets every device and managed allocation and returns them, base address and record, in order of creation. Arenas,
@@ -314,7 +312,7 @@ impl Ledger {
     #[track_caller]
     pub fn drain(&self) -> Vec<(u64, AllocRecord)> {
         let swept_at = Location::caller();
-        self.shared.change(|state| state.drain(swept_at))
+        self.shared.change().state.drain(swept_at)
     }
 
     /// Labels what this thread records on this ledger until the guard is dropped. Scopes nest: `/` joins the label of an inner
@@ -341,13 +339,13 @@ impl Ledger {
 
     /// Sets both peaks, of live and of resident bytes, to what is live now.
     pub fn reset_peak(&self) {
-        self.shared.change(State::reset_peak);
+        self.shared.change().state.reset_peak();
     }
 
     /// Drops the events kept so far, and keeps the last `limit` from now on, for [`recent_events`](Self::recent_events). 0, as at
     /// first, keeps none.
     pub fn keep_events(&self, limit: usize) {
-        self.shared.change(|state| state.events.keep(limit));
+        self.shared.change().state.events.keep(limit);
     }
 }
 

@@ -46,13 +46,11 @@ impl Shared {
         self.state.lock()
     }
 
-    /// Changes the state and publishes the totals.
-    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        let mut state = self.lock();
+    /// The state, for a change of the totals.
+    pub(crate) fn change(&self) -> Change<'_> {
+        let state = self.lock();
         self.sums.begin_change();
-        let answer = change(&mut state);
-        self.sums.end_change();
-        answer
+        Change { state, sums: &self.sums }
     }
 
     /// What `pick` takes of the totals of one moment. Takes the lock only during a change, and while allocations overlap.
@@ -70,5 +68,17 @@ impl Shared {
             };
             (number, state.labels.name(number).unwrap_or_default(), state.next_index)
         })
+    }
+}
+
+/// The locked state during a change of the totals, which are published when this is dropped.
+pub(crate) struct Change<'a> {
+    pub(crate) state: MutexGuard<'a, State>,
+    sums: &'a Sums,
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.sums.end_change();
     }
 }

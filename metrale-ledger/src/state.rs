@@ -29,6 +29,8 @@ pub(crate) struct State {
     pub(crate) sums: Arc<Sums>,
     /// The highest live bytes; groups keep what they held there.
     pub(crate) peak: Highest<u128>,
+    /// The highest number of pages with device memory.
+    peak_pages: u64,
     /// The totals at that peak, once something has changed since then.
     pub(crate) totals_at_peak: Option<Totals>,
     pub(crate) next_index: u64,
@@ -56,18 +58,32 @@ impl State {
         let key = GroupKey { site, scope: scope.unwrap_or(NO_LABEL), tag: NO_LABEL, kind };
         let group = self.groups.number(key);
         let new = Allocation { addr, bytes, index, group, kind, free_refused: false, overlaps: false };
+        let inserted = self.insert(&new);
+        if inserted == Ok(None) && new.is_possible() && !self.events.are_kept() {
+            return Recorded { index, misuse: None };
+        }
+        self.record_unusual(&new, site, inserted)
+    }
+
+    /// What follows when an allocation overlaps, displaces another one, is impossible, or is to be noted as an event.
+    #[cold]
+    fn record_unusual(
+        &mut self,
+        new: &Allocation,
+        site: SourceLine,
+        mut inserted: Result<Option<u64>, BaseIsLive>,
+    ) -> Recorded {
         let mut displaced = None;
-        let mut inserted = self.insert(&new);
         if inserted.is_err() {
             // The driver has just returned this address, so the older allocation was freed, whether its free was seen or not.
-            displaced = self.remove(addr, kind, |_| true, site, FreedBy::Displaced);
-            inserted = self.insert(&new);
+            displaced = self.remove(new.addr, new.kind, |_| true, site, FreedBy::Displaced);
+            inserted = self.insert(new);
         }
-        self.note(EventKind::Recorded, &new, site);
+        self.note(EventKind::Recorded, new, site);
         let with = inserted.ok().flatten();
         let is_sound = displaced.is_none() && with.is_none() && new.is_possible();
-        let misuse = (!is_sound).then(|| self.misuse_of(&new, displaced, with));
-        self.recorded(index, misuse)
+        let misuse = (!is_sound).then(|| self.misuse_of(new, displaced, with));
+        self.recorded(new.index, misuse)
     }
 
     /// Forgets the allocation with base `addr`, if `kind` is the [kind to free it as](AllocKind::to_free).
@@ -79,14 +95,18 @@ impl State {
     ) -> Result<AllocRecord, ForgetError> {
         match self.remove(addr, kind, |found| found.kind.to_free() == kind, freed_at, FreedBy::Free) {
             Some(freed) => Ok(self.record_of(&freed)),
-            None => {
-                let error = self.explain(addr, kind);
-                // The totals at the peak do not count misuse that follows it.
-                self.keep_totals_at_peak();
-                self.note_failed_free(addr, kind, &error, freed_at);
-                Err(error)
-            }
+            None => Err(self.failed_free(addr, kind, freed_at)),
         }
+    }
+
+    /// Explains and counts a free that named nothing live.
+    #[cold]
+    fn failed_free(&mut self, addr: u64, kind: AllocKind, freed_at: SourceLine) -> ForgetError {
+        let error = self.explain(addr, kind);
+        // The totals at the peak do not count misuse that follows it.
+        self.keep_totals_at_peak();
+        self.note_failed_free(addr, kind, &error, freed_at);
+        error
     }
 
     /// Records an allocation again that was forgotten before a free that the driver refused.
@@ -138,11 +158,9 @@ impl State {
         if group != found.group {
             self.keep_totals_at_peak();
             let peak = [self.peak.number()];
-            self.groups.held_mut(found.group).change(peak).subtract(found.bytes);
-            self.groups.held_mut(group).change(peak).add(found.bytes);
-            if let Some(live) = self.space_mut(found.kind).get_mut(addr) {
-                live.group = group;
-            }
+            self.groups.held_mut(found.group).change(peak).change(found.bytes, -1);
+            self.groups.held_mut(group).change(peak).change(found.bytes, 1);
+            self.space_mut(found.kind).set_group(addr, group);
         }
         true
     }
@@ -167,15 +185,16 @@ impl State {
     /// Sets the peaks to what is live now.
     pub(crate) fn reset_peak(&mut self) {
         self.peak.reset(self.sums.live_bytes());
-        self.sums.set_peak_bytes(self.peak.height());
-        self.sums.reset_peak_pages(self.device.distinct_pages());
+        self.peak_pages = self.device.distinct_pages().device;
+        self.sums.set_peaks(self.peak.height(), self.peak_pages);
         self.totals_at_peak = None;
     }
 
     /// The totals of this moment. While device allocations overlap, this looks at each of them.
     pub(crate) fn totals(&mut self) -> Totals {
         let pages = self.device.distinct_pages();
-        self.sums.raise_peak_pages(pages);
+        self.peak_pages = self.peak_pages.max(pages.device);
+        self.sums.set_peaks(self.peak.height(), self.peak_pages);
         self.sums.totals(pages, self.misuse)
     }
 
@@ -183,7 +202,6 @@ impl State {
     ///
     /// # Errors
     /// [`BaseIsLive`]; then nothing is inserted.
-    #[inline]
     fn insert(&mut self, new: &Allocation) -> Result<Option<u64>, BaseIsLive> {
         // The totals of the old peak need not be kept if this insertion makes a new one.
         let live_bytes = self.sums.live_bytes() + new.bytes as u128;
@@ -191,13 +209,7 @@ impl State {
             self.keep_totals_at_peak();
         }
         let with = self.space_mut(new.kind).insert(new)?;
-        self.sums.add(new);
-        self.groups.held_mut(new.group).change([self.peak.number()]).add(new.bytes);
-        if self.peak.raise(self.sums.live_bytes()) {
-            self.sums.set_peak_bytes(self.peak.height());
-            self.totals_at_peak = None;
-        }
-        self.sums.set_pages(self.device.counts(), self.device.has_overlaps());
+        self.count(new, 1);
         if new.kind == AllocKind::Arena {
             self.arenas.open(new.addr, new.index);
         }
@@ -205,7 +217,6 @@ impl State {
     }
 
     /// Removes the allocation with this base, if it fits, and remembers its free.
-    #[inline]
     fn remove(
         &mut self,
         addr: u64,
@@ -216,9 +227,7 @@ impl State {
     ) -> Option<Allocation> {
         self.keep_totals_at_peak();
         let freed = self.space_mut(kind).remove_if(addr, fits)?;
-        self.sums.subtract(&freed);
-        self.groups.held_mut(freed.group).change([self.peak.number()]).subtract(freed.bytes);
-        self.sums.set_pages(self.device.counts(), self.device.has_overlaps());
+        self.count(&freed, -1);
         if freed.kind == AllocKind::Arena {
             self.arenas.close(freed.addr, freed.index);
         }
@@ -228,6 +237,21 @@ impl State {
         }
         self.note(EventKind::Gone(how), &freed, freed_at);
         Some(freed)
+    }
+
+    /// Adds (`sign` 1) an allocation, already inserted, to group, sums and peaks, or subtracts (-1) one that is removed.
+    fn count(&mut self, of: &Allocation, sign: i64) {
+        self.sums.count(of, sign);
+        self.groups.held_mut(of.group).change([self.peak.number()]).change(of.bytes, sign);
+        let (pages, overlaps) = (self.device.counts(), self.device.has_overlaps());
+        self.sums.set_pages(pages, overlaps);
+        if !overlaps {
+            self.peak_pages = self.peak_pages.max(pages.device);
+        }
+        if self.peak.raise(self.sums.live_bytes()) {
+            self.totals_at_peak = None;
+        }
+        self.sums.set_peaks(self.peak.height(), self.peak_pages);
     }
 
     #[inline]

@@ -111,22 +111,13 @@ impl Sums {
         self.changes.store(self.changes.load(Relaxed) + 1, Release);
     }
 
-    /// Adds an allocation that is recorded.
-    pub(crate) fn add(&self, allocation: &Allocation) {
-        self.change(allocation, |sum, bytes| sum + bytes, |count| count + 1);
-    }
-
-    /// Subtracts an allocation that is freed.
-    pub(crate) fn subtract(&self, allocation: &Allocation) {
-        self.change(allocation, |sum, bytes| sum - bytes, |count| count - 1);
-    }
-
-    fn change(&self, of: &Allocation, sum: impl Fn(u128, u128) -> u128, count: impl Fn(u64) -> u64) {
-        let (kind, bytes) = (of.kind as usize, of.bytes as u128);
-        self.bytes[kind].set(sum(self.bytes[kind].get(), bytes));
-        self.counts[kind].store(count(self.counts[kind].load(Relaxed)), Relaxed);
+    /// Adds (`sign` 1) or subtracts (-1) an allocation.
+    pub(crate) fn count(&self, of: &Allocation, sign: i64) {
+        let (kind, bytes) = (of.kind as usize, i128::from(sign) * of.bytes as i128);
+        self.bytes[kind].set(self.bytes[kind].get().wrapping_add_signed(bytes));
+        self.counts[kind].store(self.counts[kind].load(Relaxed).wrapping_add_signed(sign), Relaxed);
         if of.is_small() {
-            self.small_bytes.set(sum(self.small_bytes.get(), bytes));
+            self.small_bytes.set(self.small_bytes.get().wrapping_add_signed(bytes));
         }
     }
 
@@ -135,24 +126,11 @@ impl Sums {
         self.arena_only_pages.store(pages.arena_only, Relaxed);
         self.small_pages.store(pages.small, Relaxed);
         self.overlaps.store(overlaps, Relaxed);
-        if !overlaps {
-            self.raise_peak_pages(pages);
-        }
     }
 
-    pub(crate) fn raise_peak_pages(&self, pages: PageCounts) {
-        if pages.device > self.peak_pages.load(Relaxed) {
-            self.peak_pages.store(pages.device, Relaxed);
-        }
-    }
-
-    pub(crate) fn set_peak_bytes(&self, bytes: u128) {
+    pub(crate) fn set_peaks(&self, bytes: u128, pages: u64) {
         self.peak_bytes.set(bytes);
-    }
-
-    /// Sets the peak of pages to this number.
-    pub(crate) fn reset_peak_pages(&self, pages: PageCounts) {
-        self.peak_pages.store(pages.device, Relaxed);
+        self.peak_pages.store(pages, Relaxed);
     }
 
     /// Bytes of sweepable allocations.
@@ -161,7 +139,6 @@ impl Sums {
     }
 
     /// The totals, given the distinct pages. They are of one moment only if the caller holds the lock.
-    #[inline]
     pub(crate) fn totals(&self, pages: PageCounts, misuse: MisuseCounts) -> Totals {
         let bytes = |kind: AllocKind| self.bytes[kind as usize].get();
         let count = |kind: AllocKind| self.counts[kind as usize].load(Relaxed);
@@ -191,7 +168,6 @@ impl Sums {
 
     /// What `pick` takes of the totals of one moment, but for misuse, without the lock; none during a change, and while
     /// allocations overlap.
-    #[inline]
     pub(crate) fn read<T>(&self, pick: impl Fn(&Totals) -> T) -> Option<T> {
         let before = self.changes.load(Acquire);
         let pages = PageCounts {
