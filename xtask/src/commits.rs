@@ -10,13 +10,13 @@ use crate::cargo::{answers, output, root};
 use crate::ci::Outcome;
 
 /// The last commit that is not checked: it and those before it are older than the rule.
-const BASELINE: &str = "839773b56f6131e002fe8f169e084236a362c6bb";
+const BASELINE: &str = "b99a6d084f8030d835cc5c96f4079d723ff35599";
 /// Characters of a subject.
 const MOST: usize = 72;
 /// Ends a field, and a commit, of git's answer.
 const FIELD_END: char = '\0';
 
-/// Checks the commits of this checkout's first parents, as far as there is a history that holds the baseline.
+/// Checks every commit since the baseline, those of merged branches too, as far as there is a history that holds it.
 pub(crate) fn check() -> Result<Outcome> {
     check_in(&root(), BASELINE)
 }
@@ -27,7 +27,7 @@ fn check_in(checkout: &Path, baseline: &str) -> Result<Outcome> {
     }
     let range = format!("{baseline}..HEAD");
     let format = "--format=%h%x00%s%x00%b%x00";
-    let log = output(git(checkout).args(["log", "--first-parent", "--no-merges", format, &range]))?;
+    let log = output(git(checkout).args(["log", "--no-merges", format, &range]))?;
     let found = flaws(&log);
     ensure!(found.is_empty(), "commits since {baseline}:\n{}", found.join("\n"));
     Ok(Outcome::Passed)
