@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
+//! The ledger of device allocations, exact and with no driver. What follows is its README.
+
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
