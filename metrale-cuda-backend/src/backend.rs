@@ -6,14 +6,15 @@ use std::sync::Arc;
 
 use anyhow::{Error, Result};
 use metrale_driver_sys::{
-    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE, CUcontext, DriverApi, DriverError, attribute,
-    is_sticky,
+    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUcontext, DriverApi,
+    DriverError, attribute, is_sticky,
 };
-use metrale_ledger::{LedgerProbe, ScopeGuard};
+use metrale_ledger::{LedgerProbe, ScopeGuard, file_line};
 use metrale_registry::{
-    CudaHost, CurrentContext, DeviceFacts, HostError, MetraleRegistry, TeardownSink, is_teardown_noop,
+    CudaHost, CurrentContext, DeviceFacts, HostError, LookUp, LookUpObserver, MetraleRegistry, TeardownSink,
+    is_teardown_noop,
 };
-use metrale_telemetry::{ModuleLoad, run_metrics};
+use metrale_telemetry::{KernelAudit, Lookup, ModuleLoad, Need, RunGuard, kernel_audit, run_metrics};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::call::{Doing, ask};
@@ -25,9 +26,11 @@ use crate::graph::GraphClient;
 use crate::handles::{Handles, Kind, is_the_drivers};
 use crate::launch::Kernels;
 use crate::ledger_writer::LedgerWriter;
-use crate::memory::{Cost, Costs, MemInfo, MemInfoError, PinnedTable, Polling, memory_info_of, small_most};
+use crate::memory::{
+    Cost, Costs, MemInfo, MemInfoError, MemoryInfo, PinnedTable, Polling, memory_info_of, small_most,
+};
 use crate::op_cache::OpCache;
-use crate::parts::HAS_REDZONE;
+use crate::parts::{HAS_REDZONE, TIMES_SPANS};
 use crate::redzone::{MAX_BAND_BYTES, Zones};
 use crate::signature::Signatures;
 use crate::timing::Timing;
@@ -61,6 +64,10 @@ pub struct MetraleCudaBackend {
     config: BackendConfig,
     reads_pageable_memory: bool,
     small_most: usize,
+    /// Its look-ups alone, whatever other backends there are.
+    audit: Arc<KernelAudit>,
+    /// Its part in the process's run.
+    run: RunGuard<'static>,
 }
 
 /// Makes a [`MetraleCudaBackend`]; from [`MetraleCudaBackend::builder`].
@@ -71,7 +78,7 @@ pub struct BackendBuilder {
     pub(crate) ordinal: usize,
     pub(crate) modules: Vec<(&'static str, &'static [u8])>,
     pub(crate) laid_out_for: Option<u32>,
-    config: Option<BackendConfig>,
+    pub(crate) config: Option<BackendConfig>,
 }
 
 impl BackendBuilder {
@@ -105,13 +112,14 @@ impl BackendBuilder {
     /// Makes the backend: the device's context, current on this thread afterwards, and the modules in it.
     ///
     /// First of all it asks whether the device runs the modules ([`preflight`](Self::preflight)); what is only worth a
-    /// warning is logged. Starts a new run in [`metrale_telemetry::run_metrics`]. Blocks while the driver makes the context and compiles the
+    /// warning is logged. Begins a run in [`metrale_telemetry::run_metrics`], or takes part in that of the backends there are,
+    /// whose counts stay. Blocks while the driver makes the context and compiles the
     /// modules. Allowed during a capture only where the device's context exists.
     ///
     /// # Errors
     /// [`ConfigError`](crate::ConfigError) for an environment variable that does not parse;
     /// [`MemInfoError`] for a [`meminfo_path`](BackendConfig::meminfo_path) that cannot be read;
-    /// [`FeatureOff`] for red zones without the feature `redzone`; [`BadArgument`] for bands above
+    /// [`FeatureOff`] for red zones without the feature `redzone`, and for spans around kernels without `timing`; [`BadArgument`] for bands above
     /// [`MAX_BAND_BYTES`];
     /// [`HostError`](crate::HostError) without a usable driver or device; [`PreflightError`](crate::PreflightError) for
     /// modules that the device does not run; [`ContextLost`](crate::ContextLost) where a kernel of this process faulted on
@@ -124,6 +132,9 @@ impl BackendBuilder {
         };
         if config.redzone.band_bytes > 0 && !HAS_REDZONE {
             return Err(FeatureOff { feature: "redzone" }.into());
+        }
+        if config.time_kernels && !TIMES_SPANS {
+            return Err(FeatureOff { feature: "timing" }.into());
         }
         if config.redzone.band_bytes > MAX_BAND_BYTES {
             return Err(BadArgument::new(format!(
@@ -142,8 +153,8 @@ impl BackendBuilder {
         let ordinal = self.ordinal;
         FaultLatch::at(&driver, ordinal).sound(|| format!("making a backend on device {ordinal}"))?;
         let warnings = self.preflight_on(&*driver)?;
-        // Before the first look-up, so that the audit lists only those of this backend.
-        run_metrics::reset_for_new_run();
+        // Before the first look-up: the only backend of a process begins a run, and its audit lists its look-ups alone.
+        let run = run_metrics::join_run();
         let host = CudaHost::acquire(driver, self.ordinal)?;
         let latch = FaultLatch::of(&host);
         host.set_teardown_sink_if_none(teardown_sink(Arc::clone(&latch)));
@@ -160,10 +171,13 @@ impl BackendBuilder {
         for warning in warnings {
             tracing::warn!("{warning}");
         }
-        note_modules(&registry);
+        let audit = Arc::new(KernelAudit::new());
+        note_modules(&registry, &audit);
+        registry.observe_look_ups(look_up_observer(Arc::clone(&audit)));
         let reads_pageable_memory = reads_pageable_memory(&host);
         let small_most = small_most(&config, host.facts().total_bytes);
         let backend = MetraleCudaBackend {
+            audit,
             graph_client: GraphClient::new(&host),
             ledger_writer: LedgerWriter::new(config.recent_events),
             zones: Zones::new(config.redzone.clone()),
@@ -182,10 +196,17 @@ impl BackendBuilder {
             config,
             reads_pageable_memory,
             small_most,
+            run,
         };
         // Not `memory_info`, which refuses where this thread captures on another backend's behalf.
         let memory = backend.ask_memory_info().doing(|| "asking for the free memory".to_owned())?;
-        run_metrics::process().baseline().set(memory.free_bytes);
+        if backend.run.began() {
+            run_metrics::process().baseline().set(memory.free_bytes);
+        }
+        if backend.config.time_kernels {
+            run_metrics::process().spans().set_enabled(true);
+        }
+        backend.say_started(memory);
         Ok(backend)
     }
 }
@@ -225,34 +246,52 @@ impl fmt::Debug for BackendBuilder {
     }
 }
 
-/// Tells the audit which modules there are and what their images name.
-fn note_modules(registry: &MetraleRegistry) {
-    let audit = run_metrics::process().audit();
+/// Writes the look-ups of a registry into the process's audit and into `own`, and carries the seal's verdict out.
+fn look_up_observer(own: Arc<KernelAudit>) -> LookUpObserver {
+    Box::new(move |look_up| {
+        let &LookUp { module, function, found, is_optional, site, .. } = look_up;
+        let need = if is_optional { Need::MayBeAbsent } else { Need::Required };
+        let lookup = Lookup { module, function, found, need, site };
+        // The seal is the process's; the backend's own audit is open.
+        let _ = own.record(lookup);
+        if let Some(warning) = kernel_audit::record_lookup(lookup) {
+            tracing::warn!("{warning}");
+        }
+    })
+}
+
+/// Tells the process's audit and `own` which modules there are and what their images name.
+fn note_modules(registry: &MetraleRegistry, own: &KernelAudit) {
     for module in registry.modules() {
         let kernels: Vec<_> = module.kernels.iter().map(String::as_str).collect();
-        audit.module_loaded(ModuleLoad {
+        let load = ModuleLoad {
             module: module.name,
             image_bytes: module.image_bytes as u64,
             device_bytes: None,
             load_time: module.load_time,
             kernels: &kernels,
-        });
+        };
+        run_metrics::process().audit().module_loaded(load);
+        own.module_loaded(load);
     }
 }
 
 /// Whether the device reaches all of the host's memory by its address. Then copies from pageable memory may still read it
 /// after they were queued, because the driver need not stage anything; and any host address works as a device address.
+/// No answer counts as yes, which is the safe side; only for the free figures is it no.
 fn reads_pageable_memory(host: &CudaHost) -> bool {
-    let mut reads = 0;
-    // SAFETY: the result pointer is a local.
-    let answer = unsafe {
-        ask!(
-            host.driver(),
-            cuDeviceGetAttribute(&mut reads, attribute::PAGEABLE_MEMORY_ACCESS, host.device())
-        )
+    let is_set = |which| {
+        let mut value = 0;
+        // SAFETY: the result pointer is a local.
+        unsafe { ask!(host.driver(), cuDeviceGetAttribute(&mut value, which, host.device())) }
+            .map(|()| value != 0)
     };
-    // A driver too old to know the attribute has no such device.
-    host.facts().integrated || (answer.is_ok() && reads != 0)
+    let reads = match is_set(attribute::PAGEABLE_MEMORY_ACCESS) {
+        // A driver too old to know the attribute has no such device.
+        Err(error) if error.status == CUDA_ERROR_INVALID_VALUE => false,
+        answer => answer.unwrap_or(true),
+    };
+    reads || is_set(attribute::INTEGRATED).unwrap_or(true)
 }
 
 impl MetraleCudaBackend {
@@ -267,6 +306,22 @@ impl MetraleCudaBackend {
     /// A builder, for another driver, device or configuration.
     pub fn builder() -> BackendBuilder {
         BackendBuilder::default()
+    }
+
+    /// One line for the log of whoever asks later what this program ran on.
+    fn say_started(&self, memory: MemoryInfo) {
+        let facts = self.facts();
+        let modules = self.registry.module_names().len();
+        tracing::info!(
+            "device {}: {} (compute capability {}, {} multiprocessors, {}), {memory}; driver {}; {modules} module{} loaded",
+            facts.ordinal,
+            facts.name,
+            facts.compute_capability,
+            facts.sm_count,
+            if facts.integrated { "integrated" } else { "discrete" },
+            self.driver().source(),
+            if modules == 1 { "" } else { "s" }
+        );
     }
 
     /// The driver below.
@@ -285,6 +340,21 @@ impl MetraleCudaBackend {
     #[must_use]
     pub const fn registry(&self) -> &Arc<MetraleRegistry> {
         &self.registry
+    }
+
+    /// The modules, under the name that engines of the original design call: [`registry`](Self::registry). Look-ups through it
+    /// are audited as [`kernel`](crate::GpuBackend::kernel)'s are.
+    #[must_use]
+    pub const fn kernel_registry(&self) -> &Arc<MetraleRegistry> {
+        self.registry()
+    }
+
+    /// The audit of this backend's modules and look-ups alone. The process's
+    /// ([`metrale_telemetry::kernel_audit`]) lists those of all backends of the run, and has the seal and what was
+    /// declared absent.
+    #[must_use]
+    pub fn kernel_audit(&self) -> &KernelAudit {
+        &self.audit
     }
 
     /// What is fixed about the device.
@@ -328,7 +398,7 @@ impl MetraleCudaBackend {
     #[must_use]
     pub fn live_allocations(&self) -> Vec<(DevicePtr, usize, String)> {
         let live = self.ledger_writer.ledger().live_allocations().into_iter();
-        live.map(|(addr, record)| (DevicePtr(addr), record.bytes, record.site.to_string())).collect()
+        live.map(|(addr, record)| (DevicePtr(addr), record.bytes, file_line(record.site))).collect()
     }
 
     /// See [`GpuBackend::chunk_slack_bytes`](crate::GpuBackend::chunk_slack_bytes).

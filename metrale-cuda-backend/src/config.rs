@@ -14,6 +14,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use crate::memory::CgroupLimit;
 use crate::redzone::RedzoneConfig;
 
 /// The variable for [`BackendConfig::debug_sync_kernels`].
@@ -39,8 +40,8 @@ pub struct BackendConfig {
     /// Waits for the stream after every launch, so that a kernel's fault is reported at the launch that caused it and
     /// not at some later call. Costs all overlap of host and device; launches inside a capture are left alone.
     pub debug_sync_kernels: bool,
-    /// Puts a span of the kernel's name around every launch, while the spans of `metrale_telemetry::run_metrics` are
-    /// switched on; [`harvest_spans`](crate::MetraleCudaBackend::harvest_spans) reads them. Costs two events a launch; a
+    /// Puts a span of the kernel's name around every launch, and switches the spans of `metrale_telemetry::run_metrics` on when
+    /// the backend is made, where they can be switched off again; [`harvest_spans`](crate::MetraleCudaBackend::harvest_spans) reads them. Costs two events a launch; a
     /// span holds nothing but its kernel only where streams do not share the device. Launches inside a capture are left
     /// alone.
     pub time_kernels: bool,
@@ -55,6 +56,9 @@ pub struct BackendConfig {
     /// Another file than `/proc/meminfo` to read the host's free memory from, on an integrated GPU: where a container shows
     /// the host's elsewhere, and in tests.
     pub meminfo_path: Option<PathBuf>,
+    /// A limit for host memory in place of that of the process's control group, which bounds pinned memory and is shown
+    /// beside the free memory: where the group's files cannot be seen, and in tests.
+    pub cgroup_limit: Option<CgroupLimit>,
 }
 
 impl BackendConfig {
@@ -77,6 +81,7 @@ impl BackendConfig {
             recent_events: count(&lookup, RECENT_EVENTS)?,
             redzone: RedzoneConfig::from_variables(&lookup)?,
             meminfo_path: None,
+            cgroup_limit: None,
         })
     }
 }

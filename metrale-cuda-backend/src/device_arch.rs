@@ -32,6 +32,19 @@ impl DeviceArch {
     }
 }
 
+/// Whether device `ordinal` of the system's driver runs the modules. Before any of them is loaded, with no context made or
+/// needed; a backend asks the same when it is built ([`BackendBuilder::preflight`], which takes another driver). Does not
+/// block; allowed during a capture.
+///
+/// # Errors
+/// As [`BackendBuilder::preflight`].
+pub fn arch_preflight(
+    ordinal: usize,
+    ptx_modules: &[(&'static str, &'static [u8])],
+) -> Result<Vec<PreflightWarning>> {
+    BackendBuilder::default().ordinal(ordinal).modules(ptx_modules).preflight()
+}
+
 impl BackendBuilder {
     /// Whether the device runs the modules, as [`build`](Self::build) asks before it loads them: no context is made or
     /// needed, nothing is loaded. Does not block; allowed during a capture.

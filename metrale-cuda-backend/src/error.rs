@@ -4,7 +4,7 @@
 //! | [`Remedy`] | causes |
 //! |---|---|
 //! | [`FreeAndRetry`](Remedy::FreeAndRetry) | [`OutOfMemory`] of what can fit, [`BelowFloor`] |
-//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`ArenaError`], [`CopyOutOfBounds`], [`NotDeviceMemory`], [`FreeError`], [`StalePinned`], [`ConfigError`], [`OutOfMemory`] of more than the device has, [`FeatureOff`], [`PreflightError`], [`TargetMismatch`], [`NTileError`], [`TooLargeForBands`], [`TableFull`], [`TensorMapError`], [`TensorMapOutOfBounds`], [`WatchdogError`], [`FreeUnknown`], [`MemInfoError`], [`AccountError`], [`Capturing`], [`NotCapturing`], [`PinnedByGraph`], [`NotSupported`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
+//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`ArenaError`], [`CopyOutOfBounds`], [`NotDeviceMemory`], [`FreeError`], [`StalePinned`], [`ConfigError`], [`OutOfMemory`] of more than there is, [`FeatureOff`], [`PreflightError`], [`TargetMismatch`], [`NTileError`], [`TooLargeForBands`], [`TableFull`], [`TensorMapError`], [`TensorMapOutOfBounds`], [`WatchdogError`], [`FreeUnknown`], [`MemInfoError`], [`AccountError`], [`Capturing`], [`NotCapturing`], [`PinnedByGraph`], [`NotSupported`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
 //! | [`Relaunch`](Remedy::Relaunch) | [`ContextLost`], [`KernelFault`], [`GraphFault`], and whatever carries a status the context does not survive |
 //! | [`ReportBug`](Remedy::ReportBug) | [`LedgerConflict`], statuses that no call of ours should bring |
 //!
@@ -27,7 +27,7 @@ use crate::memory::{
 use crate::n_tile::NTileError;
 use crate::preflight::{PreflightError, TargetMismatch};
 use crate::redzone::{TableFull, TooLargeForBands};
-use crate::tensor_map::{TensorMapError, TensorMapOutOfBounds};
+use crate::tensormap::{TensorMapError, TensorMapOutOfBounds};
 
 /// What the caller of a failed call can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

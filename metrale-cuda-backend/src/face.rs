@@ -15,7 +15,7 @@ use crate::memory::{
     Account, Copy2d, EffectiveFree, LowMemoryHandler, MemoryInfo, PinnedPtr, PolledFree, WatchdogThread,
 };
 use crate::redzone::ScanReport;
-use crate::tensor_map::{TensorMap, TensorMapSpec};
+use crate::tensormap::{TensorMap, TensorMapSpec};
 
 impl GpuBackend for MetraleCudaBackend {
     #[track_caller]

@@ -14,7 +14,7 @@ use crate::memory::{
     Account, Copy2d, EffectiveFree, LowMemoryHandler, MemoryInfo, PinnedPtr, PolledFree, WatchdogThread,
 };
 use crate::redzone::ScanReport;
-use crate::tensor_map::{TensorMap, TensorMapSpec};
+use crate::tensormap::{TensorMap, TensorMapSpec};
 
 /// An address in device memory. 0 is null.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -177,7 +177,8 @@ pub trait GpuBackend: Send + Sync {
     /// May block for long: pinning costs milliseconds for hundreds of MiB. Refused on a thread that captures.
     ///
     /// # Errors
-    /// [`OutOfMemory`](crate::OutOfMemory) when the host has no more to pin; [`BadArgument`](crate::BadArgument) for 0
+    /// [`OutOfMemory`](crate::OutOfMemory) when the host has no more to pin, or the control group of this process allows no
+    /// more, for which the driver is not asked; [`BadArgument`](crate::BadArgument) for 0
     /// bytes.
     #[track_caller]
     fn alloc_pinned(&self, bytes: usize) -> Result<PinnedPtr>;
@@ -614,7 +615,7 @@ pub trait GpuBackend: Send + Sync {
     /// Bytes on the ledger: live device and managed allocations, as callers asked for them. A few atomic loads.
     fn live_bytes(&self) -> usize;
 
-    /// Every live device and managed allocation: address, bytes, and `file:line:column` of who allocated it.
+    /// Every live device and managed allocation: address, bytes, and `file:line` of who allocated it.
     fn live_allocations(&self) -> Vec<(DevicePtr, usize, String)>;
 
     /// Bytes of the 2 MiB chunks that small allocations touch, less their own bytes.
@@ -677,8 +678,8 @@ pub trait GpuBackend: Send + Sync {
     /// As the trait says, where the driver does not answer and the host's figure does not count.
     fn effective_free(&self) -> Result<EffectiveFree>;
 
-    /// The driver's free figure, cheaply: asked for every 250 ms, and in between corrected by what the ledger has changed
-    /// since. Does not block; some tens of ns between two questions. Refused on a thread that captures.
+    /// [`free_memory`](Self::free_memory), cheaply: asked for every 250 ms, and in between corrected by what the ledger has
+    /// changed since. Does not block; some tens of ns between two questions. Refused on a thread that captures.
     ///
     /// # Errors
     /// As the trait says, where there never was an answer.
@@ -763,7 +764,8 @@ pub trait GpuBackend: Send + Sync {
     ///
     /// # Errors
     /// [`ContextLost`](crate::ContextLost) or [`CallFailed`](crate::CallFailed) where the context cannot be made current;
-    /// the ledger is then untouched.
+    /// the ledger is then untouched. [`SweepIncomplete`](crate::SweepIncomplete), with the count, around the `ContextLost` where
+    /// a free found the context lost; the rest was still tried.
     #[track_caller]
     fn sweep_unreleased(&self) -> Result<usize>;
 }

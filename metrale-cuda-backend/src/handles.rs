@@ -20,6 +20,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use metrale_driver_sys::{CU_STREAM_PER_THREAD, DriverError, is_sticky};
+use metrale_ledger::file_line;
 use metrale_registry::is_teardown_noop;
 use parking_lot::RwLock;
 use rustc_hash::FxHashMap;
@@ -71,7 +72,7 @@ pub(crate) struct HandleEntry {
 impl fmt::Display for HandleEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, raw, site, .. } = self;
-        write!(f, "{kind} {raw:#x}, made at {site},")
+        write!(f, "{kind} {raw:#x}, made at {},", file_line(site))
     }
 }
 
@@ -202,9 +203,14 @@ impl Handles {
     fn unknown(&self, table: &HandleTable, raw: u64, doing: &'static str) -> BadArgument {
         let kind = self.kind;
         BadArgument::new(match table.ended.last_end(raw) {
-            Some(HandleEnd::Destroyed(site)) => format!("{doing}: {kind} {raw:#x} was destroyed at {site}"),
+            Some(HandleEnd::Destroyed(site)) => {
+                format!("{doing}: {kind} {raw:#x} was destroyed at {}", file_line(site))
+            }
             Some(HandleEnd::Released(site)) => {
-                format!("{doing}: {kind} {raw:#x} was released at {site}; adopt_{kind} makes it known again")
+                format!(
+                    "{doing}: {kind} {raw:#x} was released at {}; adopt_{kind} makes it known again",
+                    file_line(site)
+                )
             }
             None => format!(
                 "{doing}: {raw:#x} is no {kind} of this backend: use one that create_{kind} returned, or have one made \
@@ -384,17 +390,17 @@ struct Sites<'a>(&'a [HandleEntry]);
 
 impl fmt::Display for Sites<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut counts: BTreeMap<(&str, u32, u32), usize> = BTreeMap::new();
+        let mut counts: BTreeMap<(&str, u32), usize> = BTreeMap::new();
         for entry in self.0 {
             let site = entry.site;
-            *counts.entry((site.file(), site.line(), site.column())).or_default() += 1;
+            *counts.entry((site.file(), site.line())).or_default() += 1;
         }
         let mut rows: Vec<_> = counts.into_iter().collect();
         // Stable: equal counts stay in the order of their sites.
         rows.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
-        for (index, ((file, line, column), count)) in rows.iter().take(SITES).enumerate() {
+        for (index, ((file, line), count)) in rows.iter().take(SITES).enumerate() {
             let separator = if index == 0 { "" } else { ", " };
-            write!(f, "{separator}{file}:{line}:{column} ({count})")?;
+            write!(f, "{separator}{file}:{line} ({count})")?;
         }
         match rows.len().saturating_sub(SITES) {
             0 => Ok(()),

@@ -2,15 +2,12 @@
 //! Finding kernels and launching them: untyped, and typed with [`KernelLaunch`].
 
 use core::ffi::c_void;
-use std::panic::Location;
 use std::sync::Arc;
 
 use anyhow::{Error, Result};
 use metrale_driver_sys::{CUtensorMap, DriverError, DriverFn, check, is_sticky};
 use metrale_registry::RegistryError;
-use metrale_telemetry::{
-    KernelUsage, Launch, LaunchArg, LaunchKind, Lookup, Need, kernel_audit, run_metrics,
-};
+use metrale_telemetry::{KernelAudit, KernelUsage, Launch, LaunchArg, LaunchKind, run_metrics};
 use parking_lot::RwLock;
 use rustc_hash::FxHashMap;
 
@@ -60,8 +57,8 @@ fn extent([x, y, z]: [u32; 3]) -> String {
 struct KernelInfo {
     /// `module::function`, for errors and traces.
     name: Arc<str>,
-    /// Where the audit learns that it was launched.
-    usage: KernelUsage,
+    /// Where the process's audit and the backend's own learn that it was launched.
+    usage: [KernelUsage; 2],
     /// What it takes, where its image says so.
     signature: Option<Signature>,
     /// The tile width it publishes.
@@ -86,8 +83,15 @@ impl Kernels {
     }
 
     /// Keeps what is known of a kernel beside its handle.
-    fn learn(&self, handle: u64, module: &str, function: &str, signatures: &Signatures, n_tile: Option<u32>) {
-        let usage = run_metrics::process().audit().usage(module, function);
+    fn learn(
+        &self,
+        handle: u64,
+        (module, function): (&str, &str),
+        audit: &KernelAudit,
+        signatures: &Signatures,
+        n_tile: Option<u32>,
+    ) {
+        let usage = [run_metrics::process().audit(), audit].map(|audit| audit.usage(module, function));
         let name = format!("{module}::{function}").into();
         let signature = signatures.of(module, function);
         let known = KernelInfo { name, usage, signature, n_tile };
@@ -111,42 +115,24 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::kernel`].
     #[track_caller]
     pub fn kernel(&self, module: &str, function: &str) -> Result<KernelHandle> {
-        self.look_up(module, function, Need::Required, Location::caller())
+        self.latch().sound(|| format!("looking up {module}::{function}"))?;
+        let handle = self.registry().function(module, function)?;
+        self.learn_kernel(handle, module, function)
     }
 
     /// See [`GpuBackend::optional_kernel`].
     #[track_caller]
     pub fn optional_kernel(&self, module: &str, function: &str) -> Result<Option<KernelHandle>> {
-        match self.look_up(module, function, Need::MayBeAbsent, Location::caller()) {
-            Ok(kernel) => Ok(Some(kernel)),
-            Err(error) if error.downcast_ref::<RegistryError>().is_some_and(RegistryError::is_not_found) => {
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
+        self.latch().sound(|| format!("looking up {module}::{function}"))?;
+        let handle = self.registry().optional_function(module, function)?;
+        handle.map(|handle| self.learn_kernel(handle, module, function)).transpose()
     }
 
-    fn look_up(
-        &self,
-        module: &str,
-        function: &str,
-        need: Need,
-        site: &'static Location<'static>,
-    ) -> Result<KernelHandle> {
-        self.latch().sound(|| format!("looking up {module}::{function}"))?;
-        let found = self.registry().function(module, function);
-        let absent = found.as_ref().is_err_and(RegistryError::is_not_found);
-        // A driver that failed has not said that the kernel is absent.
-        if found.is_ok() || absent {
-            let lookup = Lookup { module, function, found: found.is_ok(), need, site };
-            if let Some(warning) = kernel_audit::record_lookup(lookup) {
-                tracing::warn!("{warning}");
-            }
-        }
-        let handle = found?;
+    fn learn_kernel(&self, handle: u64, module: &str, function: &str) -> Result<KernelHandle> {
         if !self.kernels().knows(handle) {
             let n_tile = self.read_n_tile(module, function)?;
-            self.kernels().learn(handle, module, function, self.signatures(), n_tile);
+            let name = (module, function);
+            self.kernels().learn(handle, name, self.kernel_audit(), self.signatures(), n_tile);
         }
         Ok(KernelHandle(handle))
     }
@@ -272,7 +258,7 @@ impl MetraleCudaBackend {
         self.submitted(stream, LAUNCHING, Ok(()), uses);
         drop(span);
         if let Some(known) = known {
-            known.usage.mark_launched();
+            known.usage.iter().for_each(KernelUsage::mark_launched);
         }
         if self.config().debug_sync_kernels {
             // SAFETY: the stream is held.

@@ -6,21 +6,28 @@ use std::panic::Location;
 use metrale_ledger::{
     AllocKind, AllocRecord, ForgetError, Ledger, RecordMisuse, Recorded, SubRangeError, Whois,
 };
+use parking_lot::Mutex;
 
+use crate::live_addresses::LiveAddresses;
 use crate::parts::KEEPS_LEDGER;
 
 /// The one ledger of a backend. Everything that writes goes through here.
 #[derive(Debug)]
 pub(crate) struct LedgerWriter {
     ledger: Ledger,
+    /// In the ledger's place, without the feature.
+    live: Mutex<LiveAddresses>,
 }
+
+/// What is left of an address that was taken off to be freed: its record, where a ledger is kept.
+pub(crate) type Left = (u64, Option<AllocRecord>);
 
 impl LedgerWriter {
     /// An empty ledger that keeps so many of its last events.
     pub(crate) fn new(events: usize) -> Self {
         let ledger = Ledger::new();
         ledger.keep_events(events);
-        Self { ledger }
+        Self { ledger, live: Mutex::default() }
     }
 
     /// The ledger, for reading and for scopes.
@@ -37,6 +44,7 @@ impl LedgerWriter {
         site: &'static Location<'static>,
     ) -> Result<(), Box<RecordMisuse>> {
         if !KEEPS_LEDGER {
+            self.live.lock().record(addr, kind);
             return Ok(());
         }
         self.accept(self.ledger.record_as(addr, bytes, site, kind), addr, kind)
@@ -72,6 +80,7 @@ impl LedgerWriter {
     #[track_caller]
     pub(crate) fn forget(&self, addr: u64, kind: AllocKind) -> Result<Option<AllocRecord>, ForgetError> {
         if !KEEPS_LEDGER {
+            self.live.lock().forget(addr, kind);
             return Ok(None);
         }
         match kind {
@@ -85,10 +94,51 @@ impl LedgerWriter {
 
     /// Puts back what the driver would not free, marked.
     pub(crate) fn restore(&self, addr: u64, record: Option<&AllocRecord>) {
+        if !KEEPS_LEDGER {
+            self.live.lock().restore(addr);
+        }
         if let Some(record) = record {
             // Should the address be live again, that allocation stays; the ledger counts the misuse.
             let _ = self.ledger.restore(addr, record);
         }
+    }
+
+    /// The live memory of some kinds.
+    pub(crate) fn live(&self, kinds: &[AllocKind]) -> Vec<(AllocKind, u64)> {
+        if !KEEPS_LEDGER {
+            return self.live.lock().of(|kind| kinds.contains(&kind));
+        }
+        let of_kind = |&kind: &AllocKind| {
+            self.ledger.allocations_of(kind).into_iter().map(move |(addr, _)| (kind, addr))
+        };
+        kinds.iter().flat_map(of_kind).collect()
+    }
+
+    /// Takes every device and managed allocation off.
+    #[track_caller]
+    pub(crate) fn drain(&self) -> Vec<Left> {
+        if !KEEPS_LEDGER {
+            return self.take(AllocKind::is_sweepable);
+        }
+        self.ledger.drain().into_iter().map(|(addr, record)| (addr, Some(record))).collect()
+    }
+
+    /// Takes every allocation of a kind off, each of which another thread may free first.
+    #[track_caller]
+    pub(crate) fn drain_kind(&self, kind: AllocKind) -> Vec<Left> {
+        if !KEEPS_LEDGER {
+            return self.take(|of| of == kind);
+        }
+        let live = self.ledger.allocations_of(kind).into_iter();
+        live.filter_map(|(addr, record)| Some((addr, self.forget(addr, kind).ok().map(|_| Some(record))?)))
+            .collect()
+    }
+
+    fn take(&self, is_wanted: impl Fn(AllocKind) -> bool) -> Vec<Left> {
+        let mut live = self.live.lock();
+        let taken = live.of(is_wanted);
+        taken.iter().for_each(|&(kind, addr)| live.forget(addr, kind));
+        taken.into_iter().map(|(_, addr)| (addr, None)).collect()
     }
 
     /// Writes a part of an arena down.

@@ -44,12 +44,12 @@
 //! uses, is refused before the driver is asked.
 //!
 //! # Features
-//! * `ledger` (on): keeps the ledger. Without it the same methods exist and the reads answer zero.
+//! * `ledger` (on): keeps the ledger. Without it the same methods exist, the reads answer zero, and the sweep and the drop free what is left.
 //! * `redzone` (on): bands around allocations, in which a stray write shows. Without it a configuration that asks for them is
 //!   refused with [`FeatureOff`], and scans find none.
 //! * `watchdog` (on): the watchdog over the free memory. Without it starting one is refused.
 //! * `tensormap` (on): encoding tensor maps. Without it encoding one is refused; the rules can still be checked.
-//! * `timing` (on): spans of device time. Without it every span is inert.
+//! * `timing` (on): spans of device time. Without it every span is inert, and a configuration that times kernels is refused.
 //! * `graph` (on): captures and graphs. Without it `begin_capture` answers [`NotSupported`].
 //! * `sim` (off): `builder().software(profile)`, the driver in software.
 //! * `serde` (off): `Serialize` and `Deserialize` for the account and the ledger's snapshots.
@@ -71,6 +71,7 @@ mod handle_tombstones;
 mod handles;
 mod launch;
 mod ledger_writer;
+mod live_addresses;
 pub mod memory;
 mod merged_report;
 mod n_tile;
@@ -85,7 +86,7 @@ mod timing;
 mod arch;
 mod preflight;
 pub mod redzone;
-pub mod tensor_map;
+pub mod tensormap;
 
 pub use backend::{BackendBuilder, MetraleCudaBackend};
 pub use config::{BackendConfig, ConfigError, DEBUG_SYNC_KERNELS, RECENT_EVENTS, TIME_KERNELS};
@@ -118,12 +119,26 @@ pub use op_cache::Scratch;
 #[allow(unused_imports, unreachable_pub, reason = "what there is depends on the features")]
 pub use parts::*;
 pub use stream::LEGACY_STREAM;
+pub use sweep::SweepIncomplete;
 pub use timing::{SpanHarvest, TimingSpan};
 
-pub use arch::{CodeTarget, ComputeCapability, DeviceArch, IsaVersion, Portability, Shortfall, SmTarget};
-pub use memory::{cuda_free_memory_bytes, effective_free_bytes};
-pub use preflight::{ModuleTarget, PreflightError, PreflightWarning, RefusedCode, TargetMismatch, preflight};
-pub use tensor_map::{TensorMap, TensorMapError, TensorMapOutOfBounds, TensorMapSpec};
+pub use arch_preflight::*;
+pub use memory::{cuda_free_memory_bytes, effective_free_bytes, spawn_oom_watchdog};
+pub use tensormap::{TensorMap, TensorMapError, TensorMapOutOfBounds, TensorMapSpec};
+
+/// Before modules load: does this device run what they were built for? By ordinal, with no context.
+///
+/// [`arch_preflight`](arch_preflight::arch_preflight) asks the system's driver; [`preflight`](arch_preflight::preflight) is the
+/// same decision on a device described by hand. A backend asks when it is built.
+pub mod arch_preflight {
+    pub use crate::arch::{
+        CodeTarget, ComputeCapability, DeviceArch, IsaVersion, Portability, Shortfall, SmTarget,
+    };
+    pub use crate::device_arch::arch_preflight;
+    pub use crate::preflight::{
+        ModuleTarget, PreflightError, PreflightWarning, RefusedCode, TargetMismatch, preflight,
+    };
+}
 
 /// Compiles and runs the README's example.
 #[cfg(doctest)]

@@ -5,6 +5,7 @@
 use core::ffi::c_void;
 
 use anyhow::Result;
+use metrale_driver_sys::DriverFn;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
@@ -40,6 +41,10 @@ impl MetraleCudaBackend {
 
     /// Reads the width that a kernel publishes, if it does. Works on a thread that is not bound.
     pub(crate) fn read_n_tile(&self, module: &str, function: &str) -> Result<Option<u32>> {
+        // A driver that cannot look globals up has none to publish.
+        if !self.driver().provides(DriverFn::cuModuleGetGlobal_v2) {
+            return Ok(None);
+        }
         let symbol = format!("{function}{SUFFIX}");
         let (at, bytes) = match self.registry().device_symbol(module, &symbol) {
             Ok((addr, bytes)) => (DevicePtr(addr), bytes),

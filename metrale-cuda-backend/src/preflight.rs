@@ -320,6 +320,8 @@ mod tests {
             b"hello",
             b"\x7fELF",
             b"\x50\xed\x55\xba",
+            b"\xef\xbb\xbf\x7fELF\x02\x01\x01\x33\x07\n.version 8.0\n.target sm_90\n",
+            b"\xef\xbb\xbf\x50\xed\x55\xba\n.version 8.0\n.target sm_90\n",
             b".version 8.0\n.target gfx942\n.address_size 64\n",
         ] {
             let module = ModuleTarget::of_image("m", silent);

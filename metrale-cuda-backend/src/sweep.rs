@@ -6,41 +6,63 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 use metrale_driver_sys::{DriverError, is_sticky};
-use metrale_ledger::{AllocKind, AllocRecord, ByteSize};
+use metrale_ledger::{AllocKind, ByteSize};
 use metrale_registry::is_teardown_noop;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::failed;
 use crate::graph::Reach;
+use crate::ledger_writer::Left;
+use crate::parts::KEEPS_LEDGER;
+
+/// What a sweep takes.
+const SWEEPABLE: [AllocKind; 2] = [AllocKind::Device, AllocKind::Managed];
+/// What has an owner that a sweep leaves it to.
+const OWNED: [AllocKind; 2] = [AllocKind::Arena, AllocKind::Pinned];
 
 /// Call sites named in a warning.
 const SITES: usize = 5;
 
-/// What one sweep took off the ledger, and what came of it.
-struct Swept {
-    records: Vec<(u64, AllocRecord)>,
+/// A sweep that found the context lost. Around the [`ContextLost`](crate::ContextLost) that says why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a sweep took {swept} allocations off the ledger, and {not_freed} of them could not be freed")]
+#[non_exhaustive]
+pub struct SweepIncomplete {
+    /// Allocations that were on the ledger, what an undisturbed sweep returns. None is any more.
+    pub swept: usize,
+    /// Those whose memory the driver did not free.
+    pub not_freed: usize,
 }
 
-/// The call sites behind a list of records, largest first.
-struct LargestSites<'a>(&'a [(u64, AllocRecord)]);
+/// What one sweep took off the ledger, and what came of it.
+struct Swept {
+    left: Vec<Left>,
+}
+
+/// The call sites behind a list of records, largest first; nothing without records.
+struct LargestSites<'a>(&'a [Left]);
 
 impl fmt::Display for LargestSites<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut sums: BTreeMap<(&str, u32, u32), (u64, u64)> = BTreeMap::new();
-        for (_, record) in self.0 {
+        let mut sums: BTreeMap<(&str, u32), (u64, u64)> = BTreeMap::new();
+        for record in self.0.iter().filter_map(|(_, record)| record.as_ref()) {
             let site: &Location<'_> = record.site;
-            let sum = sums.entry((site.file(), site.line(), site.column())).or_default();
+            let sum = sums.entry((site.file(), site.line())).or_default();
             sum.0 = sum.0.saturating_add(record.bytes as u64);
             sum.1 += 1;
         }
+        if !KEEPS_LEDGER {
+            return f.write_str(" (whose they were is not known without the feature \"ledger\")");
+        }
+        f.write_str(". Largest call sites: ")?;
         let mut rows: Vec<_> = sums.into_iter().collect();
         // Stable: equal sums stay in the order of their sites.
         rows.sort_by_key(|&(_, (bytes, _))| std::cmp::Reverse(bytes));
-        for (index, ((file, line, column), (bytes, count))) in rows.iter().take(SITES).enumerate() {
+        for (index, ((file, line), (bytes, count))) in rows.iter().take(SITES).enumerate() {
             let separator = if index == 0 { "" } else { ", " };
-            write!(f, "{separator}{file}:{line}:{column} ({} in {count})", ByteSize(*bytes))?;
+            write!(f, "{separator}{file}:{line} ({} in {count})", ByteSize(*bytes))?;
         }
         match rows.len().saturating_sub(SITES) {
             0 => Ok(()),
@@ -69,38 +91,49 @@ impl fmt::Display for Destroyed<'_> {
 }
 
 impl Swept {
-    fn bytes(&self) -> ByteSize {
-        let sum = self.records.iter().fold(0_u64, |sum, (_, record)| sum.saturating_add(record.bytes as u64));
-        ByteSize(sum)
-    }
-
+    /// How many there are and, where that is known, how large they are together.
     fn counted(&self, kind: &str) -> String {
-        match self.records.len() {
+        let count = match self.left.len() {
             1 => format!("1 {kind} allocation"),
             n => format!("{n} {kind} allocations"),
+        };
+        if !KEEPS_LEDGER {
+            return count;
         }
+        let records = self.left.iter().filter_map(|(_, record)| record.as_ref());
+        let sum = records.fold(0_u64, |sum, record| sum.saturating_add(record.bytes as u64));
+        format!("{count} ({})", ByteSize(sum))
     }
 
-    /// Frees everything, once each. What fails is logged and the rest still freed, until the context is found to be
-    /// lost: then nothing more can be freed, and one line says so.
-    fn free(&self, free: impl Fn(u64) -> Result<(), DriverError>) {
-        for (index, (addr, record)) in self.records.iter().enumerate() {
-            let Err(error) = free(*addr) else { continue };
-            if is_teardown_noop(error.status) {
+    /// Frees everything, once each, and returns how many could not be freed. What fails is logged and the rest still freed;
+    /// of a context that is lost one line says how many stay.
+    fn free(&self, free: impl Fn(u64) -> Result<(), DriverError>) -> usize {
+        let (mut refused, mut lost) = (0, 0);
+        let mut first = None;
+        for (addr, record) in &self.left {
+            match free(*addr) {
+                Ok(()) => {}
                 // The memory went with the context.
-                return;
+                Err(error) if is_teardown_noop(error.status) => {}
+                Err(error) if is_sticky(error.status) => {
+                    lost += 1;
+                    first.get_or_insert(error);
+                }
+                Err(error) => {
+                    refused += 1;
+                    let record = record.as_ref().map(|record| format!(" ({record})")).unwrap_or_default();
+                    tracing::error!("{addr:#x}{record} could not be freed: {error}");
+                }
             }
-            if is_sticky(error.status) {
-                let left = self.records.len() - index;
-                tracing::error!(
-                    "{left} of {} allocations cannot be freed because the context is lost: {error}; the system frees \
-                     their memory when the process ends",
-                    self.records.len()
-                );
-                return;
-            }
-            tracing::error!("{addr:#x} ({record}) could not be freed: {error}");
         }
+        if let Some(error) = first {
+            tracing::error!(
+                "{lost} of {} allocations cannot be freed because the context is lost: {error}; the system frees their \
+                 memory when the process ends",
+                self.left.len()
+            );
+        }
+        refused + lost
     }
 }
 
@@ -116,66 +149,66 @@ impl MetraleCudaBackend {
         match self.enter() {
             Ok(_current) => {
                 let swept = self.sweep("a load was abandoned, or they have no owner that frees them");
-                // A free may have been the call that showed a fault; then nothing was freed.
-                sound()?;
-                Ok(swept)
+                // A free may have been the call that showed a fault.
+                match sound() {
+                    Ok(()) => Ok(swept.swept),
+                    Err(lost) => Err(Error::new(lost).context(swept)),
+                }
             }
             // The context is gone, and the memory with it: nothing to free, nothing to warn of.
-            Err(error) if is_teardown_noop(error.status) => Ok(self.ledger_writer().ledger().drain().len()),
+            Err(error) if is_teardown_noop(error.status) => Ok(self.ledger_writer().drain().len()),
             Err(error) => Err(failed(error, DOING.to_owned(), None)),
         }
     }
 
     /// Drains the ledger and frees all of it, with one warning. The context is current.
     #[track_caller]
-    fn sweep(&self, causes: &str) -> usize {
+    fn sweep(&self, causes: &str) -> SweepIncomplete {
         // Graphs first: none may be left that would replay on freed memory.
-        let memory: Vec<_> = self.ledger_writer().ledger().live_allocations();
-        let memory: Vec<_> = memory.into_iter().map(|(addr, record)| (record.kind, addr)).collect();
+        let memory = self.ledger_writer().live(&SWEEPABLE);
         let graphs = self.destroy_graphs_using(&memory, true);
-        let swept = Swept { records: self.ledger_writer().ledger().drain() };
-        let count = swept.records.len();
+        let swept = Swept { left: self.ledger_writer().drain() };
+        let count = swept.left.len();
+        let mut not_freed = 0;
         if count > 0 {
             tracing::warn!(
-                "{} ({}) never released, and freed now: {causes}. Largest call sites: {}{}",
+                "{} never released, and freed now: {causes}{}{}",
                 swept.counted("device"),
-                swept.bytes(),
-                LargestSites(&swept.records),
+                LargestSites(&swept.left),
                 Destroyed(&graphs)
             );
-            swept.free(|addr| self.free_swept(addr));
+            not_freed = swept.free(|addr| self.free_swept(addr));
         }
-        count
+        SweepIncomplete { swept: count, not_freed }
     }
 
     /// Frees what is left of a kind that no sweep takes, with a warning of its own. The context is current.
     fn free_left(&self, kind: AllocKind, free: impl Fn(u64) -> Result<(), DriverError>) {
         let swept = self.left_of(kind);
-        if swept.records.is_empty() {
+        if swept.left.is_empty() {
             return;
         }
         tracing::warn!(
-            "{} ({}) left when the backend was dropped, and freed now: their owner should have freed them before. Largest \
-             call sites: {}",
+            "{} left when the backend was dropped, and freed now: their owner should have freed them before{}",
             swept.counted(kind.name()),
-            swept.bytes(),
-            LargestSites(&swept.records)
+            LargestSites(&swept.left)
         );
         swept.free(free);
     }
 
     /// Takes what is left of a kind off the ledger.
     fn left_of(&self, kind: AllocKind) -> Swept {
-        let mut records = self.ledger_writer().ledger().allocations_of(kind);
-        records.retain(|&(addr, _)| self.ledger_writer().forget(addr, kind).is_ok());
-        Swept { records }
+        Swept { left: self.ledger_writer().drain_kind(kind) }
     }
 
     /// Whether the context is lost, so that nothing can be freed; one line then counts what stays.
     fn is_left_behind(&self) -> bool {
         let Some(reason) = self.context_fault() else { return false };
         let ledger = self.ledger_writer().ledger();
-        let left = ledger.live_count() + ledger.arena_count() + ledger.pinned_count();
+        let left = match KEEPS_LEDGER {
+            true => ledger.live_count() + ledger.arena_count() + ledger.pinned_count(),
+            false => self.ledger_writer().live(&[SWEEPABLE, OWNED].concat()).len(),
+        };
         let padding = ledger.padding_bytes();
         let allocations = (left > 0).then(|| format!("{left} allocations"));
         let padding = (padding > 0).then(|| format!("{} of red zones and quarantine", ByteSize::of(padding)));
@@ -192,9 +225,7 @@ impl MetraleCudaBackend {
     /// Destroys graphs of other backends that use an arena or pinned memory of this one, which is freed now. The sweep does the
     /// same for the other kinds of memory.
     fn destroy_foreign_graphs(&self) {
-        let ledger = self.ledger_writer().ledger();
-        let left = [AllocKind::Arena, AllocKind::Pinned].map(|kind| ledger.allocations_of(kind));
-        let left: Vec<_> = left.into_iter().flatten().map(|(addr, record)| (record.kind, addr)).collect();
+        let left = self.ledger_writer().live(&OWNED);
         let graphs = self.destroy_graphs_using(&left, true);
         if !graphs.is_empty() {
             tracing::warn!(
@@ -236,7 +267,7 @@ impl MetraleCudaBackend {
             // A context that is gone has taken its memory with it; a probe that outlives the backend must not show it.
             Err(error) if is_teardown_noop(error.status) => {
                 self.end_all_graphs(false);
-                self.ledger_writer().ledger().drain();
+                self.ledger_writer().drain();
                 self.left_of(AllocKind::Padding);
                 self.left_of(AllocKind::Arena);
                 self.left_of(AllocKind::Pinned);

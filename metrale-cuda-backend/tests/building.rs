@@ -6,10 +6,11 @@ mod common;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use common::{KERNELS, backend, logged, sim};
+use common::hooked::HookedDriver;
+use common::{KERNELS, backend, backend_with_kernels, logged, sim, sim_with_kernels, words32};
 use metrale_cuda_backend::{
-    BackendConfig, ConfigError, DEBUG_SYNC_KERNELS, DriverFn, GpuBackend, HostError, MetraleCudaBackend,
-    RegistryError, Remedy, remedy,
+    BackendConfig, ConfigError, DEBUG_SYNC_KERNELS, DriverFn, GpuBackend, HostError, KernelLaunch,
+    MetraleCudaBackend, PinnedBuffer, RegistryError, Remedy, remedy,
 };
 use metrale_driver_sim::{FaultDriver, Profile, SimDriver};
 
@@ -38,6 +39,75 @@ fn a_module_that_does_not_load_names_itself_and_leaves_nothing() {
         .build()
         .unwrap_err();
     assert!(error.to_string().contains("two modules are named \"twice\""), "{error}");
+}
+
+/// As SCALE's driver may be: what only extras need is missing, and says so where it is asked for.
+#[test]
+fn a_driver_with_the_basics_alone_runs_a_model() {
+    if !cfg!(feature = "ledger") {
+        // Without a ledger only the driver could tell device memory from the host's, and this one cannot.
+        return;
+    }
+    let driver = Arc::new(HookedDriver::basics(Arc::new(sim_with_kernels())));
+    let backend = backend_with_kernels(driver);
+    let stream = backend.create_stream().unwrap();
+    let at = backend.alloc(1024).unwrap();
+    let mut pinned = PinnedBuffer::new(&backend, 1024).unwrap();
+    pinned.fill(3);
+    backend.copy_h2d(&pinned, at).unwrap();
+    backend.memset_async(at, 0, 512, stream).unwrap();
+    let event = backend.create_event().unwrap();
+    backend.record_event(event, stream).unwrap();
+    backend.wait_event(backend.stream(), event).unwrap();
+    let fill = backend.kernel("kernels", "fill").unwrap();
+    assert_eq!(backend.n_tile(fill), None);
+    let mut launch = KernelLaunch::new(fill).block([64, 1, 1]).ptr(at).u32(9).u32(64);
+    // SAFETY: the arguments are the kernel's parameters; it writes 64 words to `at`.
+    unsafe { launch.on_stream(&backend, backend.stream()) }.unwrap();
+    backend.synchronize_stream(backend.stream()).unwrap();
+    assert_eq!(words32(&backend, at, 64), [9; 64]);
+    assert!(backend.effective_free().unwrap().bytes > 0);
+
+    for error in [
+        backend.alloc_managed(64).unwrap_err(),
+        backend.memset_d32_async(at, 1, 4, stream).unwrap_err(),
+        backend.device_symbol("kernels", "steps").unwrap_err(),
+    ] {
+        assert_eq!(remedy(&error), Some(Remedy::FixCall), "{error}");
+        assert!(error.to_string().contains("(801)"), "{error}");
+    }
+    backend.destroy_event(event).unwrap();
+    backend.destroy_stream(stream).unwrap();
+    drop(pinned);
+    backend.free(at).unwrap();
+}
+
+#[test]
+fn a_start_is_one_line_of_the_log() {
+    let driver = sim();
+    let (backend, lines) = logged(|| {
+        let modules = [("kernels", KERNELS)];
+        MetraleCudaBackend::builder()
+            .driver(driver)
+            .modules(&modules)
+            .config(BackendConfig::default())
+            .build()
+    });
+    let backend = backend.unwrap();
+    let [line] = &lines[..] else { panic!("{lines:?}") };
+    let free = backend.memory_info().unwrap().to_string();
+    for part in [
+        "INFO",
+        "device 0",
+        "NVIDIA H200",
+        "9.0",
+        "132 multiprocessors",
+        "discrete",
+        &free,
+        "1 module loaded",
+    ] {
+        assert!(line.contains(part), "{part} is not in {line}");
+    }
 }
 
 #[test]

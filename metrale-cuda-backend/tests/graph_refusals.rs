@@ -203,7 +203,7 @@ on_both_drivers! {
             assert_eq!(refusal.stream, scene.stream, "{name}");
             assert_site(&refusal.begun_at.to_string(), file!(), line);
             assert!(text.contains(word) && text.contains("the capture goes on"), "{name}: {text}");
-            assert!(text.contains(&format!("{}:{line}:", file!())), "{name}: {text}");
+            assert!(text.contains(&format!("{}:{line}", file!())), "{name}: {text}");
         }
         scene.clean();
     }

@@ -10,11 +10,14 @@ use std::time::{Duration, Instant};
 
 use common::hooked::HookedDriver;
 use common::{KERNELS, KIB, MIB, backend, logged, sim};
-use metrale_cuda_backend::memory::{FreeSource, HostFigureKind, LowMemory, Quality, WatchdogError};
-use metrale_cuda_backend::{
-    AllocKind, BackendConfig, CallFailed, Capturing, DriverApi, DriverFn, GpuBackend, MetraleCudaBackend,
-    Remedy, remedy,
+use metrale_cuda_backend::memory::{
+    CgroupLimit, FreeSource, HostFigureKind, LowMemory, Quality, WatchdogError,
 };
+use metrale_cuda_backend::{
+    AllocKind, BackendConfig, CallFailed, Capturing, DevicePtr, DriverApi, DriverFn, GpuBackend,
+    MetraleCudaBackend, OutOfMemory, Remedy, Verdict, remedy,
+};
+use metrale_driver_sim::driver_sys::attribute;
 use metrale_driver_sim::{FaultDriver, Profile, SimDriver, on_both_drivers};
 
 /// A text in a file that goes with the guard.
@@ -207,6 +210,71 @@ fn what_another_thread_allocates_while_a_poll_asks_counts_once() {
     assert_eq!(polls, [free; 2]);
 }
 
+/// A poll is the effective figure too, and moves with the ledger between two questions.
+#[test]
+fn a_poll_on_an_integrated_gpu_follows_the_host() {
+    let file = MemInfoFile::new("polled", b"MemTotal: 127601452 kB\nMemAvailable: 100000000 kB\n");
+    let backend = with(Arc::new(SimDriver::new(Profile::gb10())), file.config());
+    let big = backend.device_free_memory().unwrap() - (20 << 30);
+    let big = backend.alloc(big as usize).unwrap();
+    let effective = backend.free_memory().unwrap();
+    assert!(backend.device_free_memory().unwrap() <= 20 << 30 && effective == 100_000_000 << 10);
+    assert_eq!(backend.poll_free_memory().unwrap().free_bytes, effective);
+    let more = backend.alloc(64 * MIB).unwrap();
+    let polled = backend.poll_free_memory().unwrap();
+    assert_eq!(polled.free_bytes, effective - if polled.age.is_zero() { 0 } else { 64 << 20 });
+    backend.free(more).unwrap();
+    backend.free(big).unwrap();
+}
+
+/// Where the driver does not say whether the device is integrated, it counts as discrete, and a backend starts.
+#[test]
+fn a_failed_question_whether_it_is_integrated_does_not_stop_the_start() {
+    let file = MemInfoFile::new("unasked", b"MemTotal: 127601452 kB\nMemAvailable: 121000000 kB\n");
+    for status in [1, 2, 999] {
+        let driver = Arc::new(HookedDriver::new(Arc::new(SimDriver::new(Profile::gb10()))));
+        driver.fail_attribute(attribute::INTEGRATED, status);
+        let backend = with(driver, file.config());
+        assert!(!backend.facts().integrated);
+        assert_eq!(backend.free_memory().unwrap(), backend.device_free_memory().unwrap());
+        assert_eq!(backend.poll_free_memory().unwrap().free_bytes, backend.device_free_memory().unwrap());
+        // What is not known of the device is no licence: a copy's device side is still held to device memory.
+        let heap = [0_u8; 16];
+        assert!(backend.memset(DevicePtr(heap.as_ptr().addr() as u64), 1, 16).is_err());
+    }
+}
+
+/// The limit of a control group bounds what is pinned, before the driver is asked, and is shown on every device.
+#[test]
+fn a_cgroup_limit_bounds_pinned_memory_and_is_shown_on_every_device() {
+    for profile in [Profile::gb10(), Profile::h200()] {
+        let faulty = Arc::new(FaultDriver::new(Arc::new(SimDriver::new(profile))));
+        let mut config = BackendConfig::default();
+        config.cgroup_limit = Some(CgroupLimit::Bytes(MIB as u64));
+        let backend = with(faulty.clone(), config);
+        let free = backend.effective_free().unwrap();
+        assert_eq!(free.situation.cgroup_limit, Some(CgroupLimit::Bytes(1 << 20)));
+        assert!(free.to_string().contains("limits host and pinned memory to 1.00 MiB"), "{free}");
+        assert_eq!(free.bytes, backend.free_memory().unwrap(), "it does not lower the device's figure");
+
+        let held = backend.alloc_pinned(768 * KIB).unwrap();
+        let asked = faulty.calls(DriverFn::cuMemAllocHost_v2);
+        let error = backend.alloc_pinned(512 * KIB).unwrap_err();
+        assert_eq!(remedy(&error), Some(Remedy::FreeAndRetry));
+        let refused = error.downcast::<OutOfMemory>().expect("typed");
+        assert_eq!(refused.verdict, Verdict::HostLimit { limit_bytes: 1 << 20, missing_bytes: 256 << 10 });
+        assert!(refused.driver.is_none() && refused.to_string().contains("control group"), "{refused}");
+        let error = backend.alloc_pinned(MIB + 1).unwrap_err();
+        assert_eq!(remedy(&error), Some(Remedy::FixCall), "{error}");
+        assert_eq!(faulty.calls(DriverFn::cuMemAllocHost_v2), asked, "the driver was not asked");
+        backend.free_pinned(held).unwrap();
+        let all = backend.alloc_pinned(MIB).unwrap();
+        backend.free_pinned(all).unwrap();
+        let device = backend.alloc(2 * MIB).unwrap();
+        backend.free(device).unwrap();
+    }
+}
+
 #[test]
 fn a_driver_that_does_not_answer_leaves_the_host() {
     let file = MemInfoFile::new("silent", b"MemTotal: 127601452 kB\nMemAvailable: 7000000 kB\n");
@@ -228,6 +296,13 @@ fn a_driver_that_does_not_answer_leaves_the_host() {
     let error = discrete.free_memory().unwrap_err();
     assert_eq!(error.downcast_ref::<CallFailed>().map(|failed| failed.driver.status), Some(999));
     assert!(discrete.poll_free_memory().is_err());
+}
+
+fn spawn_oom_watchdog_refusal(
+    builder: &metrale_cuda_backend::BackendBuilder,
+    every: Duration,
+) -> anyhow::Error {
+    builder.spawn_oom_watchdog(512, every, None).unwrap_err()
 }
 
 /// The process has one watchdog, so the tests of it are one.
@@ -278,6 +353,34 @@ fn the_watchdog_fires_once_on_three_low_readings_and_a_good_one_resets() {
     }
     assert!(fired.try_recv().is_err(), "called once");
     watchdog.stop();
+
+    // Without a backend: on an integrated GPU by the host's figure, and with the driver's as soon as somebody made it ready.
+    let file = MemInfoFile::new("watched", b"MemTotal: 127601452 kB\nMemAvailable: 120000 kB\n");
+    let integrated = Arc::new(FaultDriver::new(Arc::new(SimDriver::new(Profile::gb10()))));
+    let builder = MetraleCudaBackend::builder().driver(integrated.clone()).config(file.config());
+    let (sender, fired) = mpsc::channel::<LowMemory>();
+    let handler = Box::new(move |low: &LowMemory| sender.send(low.clone()).unwrap());
+    let early = builder.spawn_oom_watchdog(512, every, Some(handler)).unwrap();
+    assert_eq!(refused(spawn_oom_watchdog_refusal(&builder, every)), WatchdogError::AlreadyRunning);
+    let low = fired.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert_eq!((low.free_bytes, low.threshold_bytes), (120_000 << 10, 512 << 20));
+    assert!(low.report.contains("without a backend"), "{low}");
+    assert_eq!(integrated.calls(DriverFn::cuDevicePrimaryCtxRetain), 0, "it makes no context");
+    early.stop();
+    // A discrete GPU gives no reading before there is a context, and is read through the first backend's.
+    let discrete =
+        Arc::new(FaultDriver::new(Arc::new(SimDriver::new(Profile::h200().with_total_bytes(4 << 30)))));
+    let builder = MetraleCudaBackend::builder().driver(discrete.clone()).config(BackendConfig::default());
+    let (sender, fired) = mpsc::channel::<LowMemory>();
+    let handler = Box::new(move |low: &LowMemory| sender.send(low.clone()).unwrap());
+    let early = builder.spawn_oom_watchdog(512, every, Some(handler)).unwrap();
+    let later = builder.build().unwrap();
+    assert!(fired.try_recv().is_err());
+    let hog_later = later.alloc(later.device_free_memory().unwrap() as usize - 100 * MIB).unwrap();
+    let low = fired.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert!(low.free_bytes < 512 << 20, "{low}");
+    later.free(hog_later).unwrap();
+    early.stop();
 
     // One that watches a device whose last user is gone reads nothing, and keeps nothing alive.
     let watchdog = backend.spawn_oom_watchdog(1, every).unwrap();

@@ -110,7 +110,7 @@ fn a_drop_gives_everything_back_in_silence() {
         backend.op_scratch("softmax", 1, 0).unwrap();
         backend.op_handle("gemm", || Ok(7_u8)).unwrap();
     });
-    assert_eq!(lines, Vec::<String>::new());
+    assert!(lines.iter().all(|line| line.contains("INFO device 0")), "no more than the start: {lines:?}");
     assert!(driver.leaks().is_empty(), "{:?}", driver.leaks());
 }
 

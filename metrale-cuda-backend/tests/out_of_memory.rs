@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use common::{KIB, MIB, backend};
 use metrale_cuda_backend::{
-    AllocKind, BackendConfig, DriverFn, EventKind, FreedBy, MetraleCudaBackend, OutOfMemory, Remedy, Verdict,
-    remedy,
+    AllocKind, BackendConfig, DriverFn, EventKind, FreedBy, MetraleCudaBackend, OutOfMemory, PinnedBuffer,
+    Remedy, Verdict, remedy,
 };
 use metrale_driver_sim::{FaultDriver, Profile, SimDriver};
 
@@ -58,14 +58,14 @@ fn the_whole_answer() {
 
     let text = error.to_string();
     let expected = [
-        format!("out of memory: 600.00 MiB of device memory asked for at {}:{line}:", file!()),
+        format!("out of memory: 600.00 MiB of device memory asked for at {}:{line}", file!()),
         "cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory".to_owned(),
         "device 0: ".to_owned(),
         "free of 1.00 GiB".to_owned(),
         "this backend: 603.00 MiB live in 13 allocations, 612.00 MiB resident, 9.00 MiB of it slack"
             .to_owned(),
         "largest call sites:".to_owned(),
-        format!("600.00 MiB  x12     {}:{big_line}:", file!()),
+        format!("600.00 MiB  x12     {}:{big_line}", file!()),
         "largest scopes:".to_owned(),
         "300.00 MiB  x4      layers.2".to_owned(),
         "to fit: ".to_owned(),
@@ -95,6 +95,40 @@ fn freeing_what_it_says_makes_it_fit() {
     held.push(backend.alloc(150 * MIB).unwrap());
     for ptr in held {
         backend.free(ptr).unwrap();
+    }
+}
+
+/// No freeing gives more than there is, so a caller that frees and retries would do so for ever.
+#[test]
+fn what_can_never_fit_is_not_to_be_retried() {
+    let backend = backend(small());
+    let total = backend.total_memory() as usize;
+    let never = [
+        backend.alloc_pinned(usize::MAX).map(drop),
+        backend.alloc_pinned(1 << 60).map(drop),
+        backend.alloc(200 << 30).map(drop),
+        backend.alloc(total + 1).map(drop),
+        backend.alloc(usize::MAX).map(drop),
+        backend.alloc_arena(total + 1).map(drop),
+        backend.alloc_managed(1 << 60).map(drop),
+        backend.alloc_managed(usize::MAX).map(drop),
+        PinnedBuffer::new(&backend, 1 << 60).map(drop),
+        backend.op_scratch("never", 1 << 60, backend.stream()).map(drop),
+    ];
+    for (index, outcome) in never.into_iter().enumerate() {
+        let error = outcome.unwrap_err();
+        assert_eq!(remedy(&error), Some(Remedy::FixCall), "{index}: {error}");
+        let error = error.downcast::<OutOfMemory>().expect("typed");
+        let never = matches!(error.verdict, Verdict::AboveTotal { .. } | Verdict::AboveHost { .. });
+        assert!(never && error.to_string().contains("it never will"), "{index}: {error}");
+    }
+    // With bands around it the request is larger than the device, though the bytes asked for are not.
+    if cfg!(feature = "redzone") {
+        let mut config = BackendConfig::default();
+        config.redzone.band_bytes = 64 * KIB;
+        let guarded = MetraleCudaBackend::builder().driver(small()).config(config).build().unwrap();
+        let error = guarded.alloc(total - KIB).unwrap_err();
+        assert_eq!(remedy(&error), Some(Remedy::FixCall), "{error}");
     }
 }
 

@@ -6,6 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{KERNELS, logged, sim};
+use metrale_cuda_backend::arch_preflight::arch_preflight;
 use metrale_cuda_backend::{
     BackendConfig, CodeTarget, DeviceArch, DriverApi, DriverFn, MetraleCudaBackend, PreflightError,
     PreflightWarning, Remedy, Shortfall, remedy,
@@ -60,6 +61,15 @@ on_both_drivers! {
         assert!(lines.iter().any(|line| line.contains("WARN") && line.contains("laid out for")), "{lines:?}");
         drop(backend);
     }
+}
+
+/// On the system's driver: refused where there is a device, and without one for that.
+#[test]
+fn arch_preflight_asks_the_systems_driver_by_ordinal() {
+    let error = arch_preflight(0, &[("attention", b".version 8.8\n.target sm_9999a\n.address_size 64\n")])
+        .unwrap_err();
+    assert!(error.is::<PreflightError>() || error.is::<metrale_cuda_backend::HostError>(), "{error}");
+    assert!(arch_preflight(99, &[]).unwrap_err().is::<metrale_cuda_backend::HostError>());
 }
 
 #[test]

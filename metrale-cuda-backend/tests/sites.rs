@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{assert_site, backend, sim};
+use common::{MIB, backend, logged, sim};
 use metrale_cuda_backend::{DevicePtr, GpuBackend, PinnedBuffer};
 use metrale_ledger::{AllocKind, ForgetError};
 
@@ -32,7 +32,7 @@ fn an_allocation_has_the_callers_line_through_inherent_generic_and_dynamic_calls
     let shared: Arc<dyn GpuBackend> = Arc::<metrale_cuda_backend::MetraleCudaBackend>::clone(&backend);
     let inherent = (backend.alloc(100).unwrap(), line!());
     for (ptr, line) in [inherent, by_generic(&*backend), by_object(&*backend), by_shared_object(&shared)] {
-        assert_site(&site_of(&*shared, ptr), file!(), line);
+        assert_eq!(site_of(&*shared, ptr), format!("{}:{line}", file!()));
         shared.free(ptr).unwrap();
     }
 }
@@ -71,7 +71,84 @@ fn a_double_free_names_the_allocation_the_first_free_and_the_second() {
     assert_eq!((freed.freed_at.line(), freed.record.site.line()), (free_line, alloc_line));
     let text = error.to_string();
     for line in [alloc_line, free_line, again_line] {
-        assert!(text.contains(&format!("{}:{line}:", file!())), "{line} is not in {text}");
+        assert!(text.contains(&format!("{}:{line}", file!())), "{line} is not in {text}");
+    }
+}
+
+/// `.rs:12:34` is in it.
+fn has_column(text: &str) -> bool {
+    let behind = text.split(".rs:").skip(1);
+    behind
+        .map(|rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()))
+        .any(|rest| rest.strip_prefix(':').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit())))
+}
+
+/// The column is for programs: `Snapshot` and its JSON have it.
+#[test]
+fn every_text_names_a_line_and_no_column() {
+    let backend = backend(sim());
+    let ptr = backend.alloc(4096).unwrap();
+    let arena = backend.packed_arena(MIB).unwrap();
+    let part = arena.alloc("weights", 64).unwrap();
+    let event = backend.create_event().unwrap();
+    backend.destroy_event(event).unwrap();
+    let mut texts = vec![
+        backend.alloc_report(10, 0),
+        backend.ledger_probe().whois(ptr.0).to_string(),
+        backend.alloc(0).unwrap_err().to_string(),
+        backend.alloc(1 << 60).unwrap_err().to_string(),
+        backend.alloc_pinned(0).unwrap_err().to_string(),
+        backend.record_event(event, backend.stream()).unwrap_err().to_string(),
+        backend.free(DevicePtr(ptr.0 + 1)).unwrap_err().to_string(),
+        backend.free_arena(DevicePtr(ptr.0 + 1)).unwrap_err().to_string(),
+        backend.copy_h2d(&[0; 5000], ptr).unwrap_err().to_string(),
+        arena.alloc("more", 2 * MIB).unwrap_err().to_string(),
+        arena.alloc("none", 0).unwrap_err().to_string(),
+        arena.alloc_aligned("odd", 64, 3).unwrap_err().to_string(),
+        arena.free_part(DevicePtr(part.0 + 1)).unwrap_err().to_string(),
+    ];
+    arena.free_part(part).unwrap();
+    texts.push(arena.free_part(part).unwrap_err().to_string());
+    drop(arena);
+    let stream = backend.create_stream().unwrap();
+    let (count, lines) = logged(|| backend.sweep_unreleased().unwrap());
+    assert_eq!(count, 1);
+    texts.extend(lines);
+    texts.push(backend.free(ptr).unwrap_err().to_string());
+    let ((), lines) = logged(|| drop(backend));
+    assert!(!lines.is_empty(), "stream {stream:#x} was left");
+    texts.extend(lines);
+    let here = format!("{}:", file!());
+    for text in &texts {
+        assert!(text.contains(&here) && !has_column(text), "{text}");
+    }
+}
+
+#[cfg(feature = "graph")]
+#[test]
+fn texts_about_captures_and_graphs_name_a_line_and_no_column() {
+    let backend = backend(sim());
+    let (at, stream) = (backend.alloc(4096).unwrap(), backend.stream());
+    let pinned = backend.alloc_pinned(64).unwrap();
+    backend.free_pinned(pinned).unwrap();
+    let capture = backend.capture(stream).unwrap();
+    backend.memset_async(at, 0, 64, stream).unwrap();
+    let mut texts = vec![
+        backend.alloc(64).unwrap_err().to_string(),
+        backend.begin_capture(stream).unwrap_err().to_string(),
+        backend.begin_capture(metrale_cuda_backend::LEGACY_STREAM).unwrap_err().to_string(),
+    ];
+    let graph = capture.finish("decode").unwrap();
+    texts.push(backend.free(at).unwrap_err().to_string());
+    texts.push(backend.graphs()[0].to_string());
+    texts.push(backend.free_pinned(pinned).unwrap_err().to_string());
+    backend.destroy_graph(graph).unwrap();
+    backend.begin_capture(stream).unwrap();
+    let ((), lines) = logged(|| drop(backend));
+    texts.extend(lines);
+    let here = format!("{}:", file!());
+    for text in &texts {
+        assert!(text.contains(&here) && !has_column(text), "{text}");
     }
 }
 

@@ -6,7 +6,9 @@ mod common;
 use std::sync::Arc;
 
 use common::{KIB, MIB, backend, logged, sim};
-use metrale_cuda_backend::{ContextLost, DriverFn, GpuBackend, MetraleCudaBackend};
+use metrale_cuda_backend::{
+    ContextLost, DriverFn, GpuBackend, MetraleCudaBackend, Remedy, SweepIncomplete, remedy,
+};
 use metrale_driver_sim::{FaultDriver, on_both_drivers};
 
 fn warnings(lines: &[String]) -> Vec<&String> {
@@ -34,7 +36,7 @@ on_both_drivers! {
         let (count, lines) = logged(|| backend.sweep_unreleased().unwrap());
         assert_eq!((count, lines.len()), (4, 1), "{lines:?}");
         assert!(lines[0].starts_with("WARN 4 device allocations (4.10 MiB)"), "{lines:?}");
-        assert!(lines[0].contains(&format!("{}:{line}:", file!())) && lines[0].contains("(3.10 MiB in 3)"), "{lines:?}");
+        assert!(lines[0].contains(&format!("{}:{line}", file!())) && lines[0].contains("(3.10 MiB in 3)"), "{lines:?}");
 
         assert_eq!((backend.live_bytes(), backend.ledger_probe().live_count()), (0, 0));
         assert_eq!(logged(|| backend.sweep_unreleased().unwrap()), (0, vec![]), "never twice");
@@ -49,7 +51,7 @@ on_both_drivers! {
         let line = line!() + 1;
         backend.sweep_unreleased().unwrap();
         let text = backend.free(ptr).unwrap_err().to_string();
-        assert!(text.contains(&format!("swept before at {}:{line}:", file!())), "{text}");
+        assert!(text.contains(&format!("swept before at {}:{line}", file!())), "{text}");
     }
 
     a_drop_sweeps_and_names_both_causes(driver) {
@@ -133,7 +135,45 @@ fn a_lost_context_neither_hangs_the_drop_nor_floods_the_log() {
     assert!(warnings[1].contains("2 allocations of a dropped backend cannot be freed"), "{lines:?}");
 }
 
-/// What was swept was not freed: the answer is the fault, not a count.
+/// The frees behind one that fails are still made, whatever its status, and the count comes with the error.
+#[test]
+fn a_sweep_frees_the_rest_after_any_error_and_returns_the_count_with_it() {
+    for status in [1, 4, 201, 700, 709, 719, 999] {
+        for nth in 1..=4 {
+            let driver = sim();
+            let faulty = Arc::new(FaultDriver::new(driver.clone()));
+            let backend = backend(faulty.clone());
+            for _ in 0..4 {
+                backend.alloc(MIB).unwrap();
+            }
+            faulty.fail_nth(DriverFn::cuMemFree_v2, nth, status);
+            let (swept, lines) = logged(|| backend.sweep_unreleased());
+            assert_eq!(faulty.calls(DriverFn::cuMemFree_v2), 4, "{status}: every free is made");
+            assert_eq!(driver.leaks().memory.len(), 1, "{status}: but for the one that was refused");
+            // One for the free; one more for a context that is lost; none for one that is gone with its memory.
+            let told = match status {
+                4 | 201 | 709 => 0,
+                700 | 719 => 2,
+                _ => 1,
+            };
+            assert_eq!(errors(&lines).len(), told, "{status}: {lines:?}");
+            match swept {
+                Ok(count) => assert_eq!(count, 4, "{status}"),
+                Err(error) => {
+                    assert!(matches!(status, 700 | 719), "{status}: {error:#}");
+                    let incomplete = error.downcast_ref::<SweepIncomplete>().expect("typed");
+                    assert_eq!((incomplete.swept, incomplete.not_freed), (4, 1));
+                    assert!(
+                        error.is::<ContextLost>() && remedy(&error) == Some(Remedy::Relaunch),
+                        "{error:#}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// What was swept was not freed: the answer is the fault, and the count with it.
 #[test]
 fn a_sweep_that_meets_a_fault_is_no_success() {
     let driver = sim();
@@ -143,7 +183,10 @@ fn a_sweep_that_meets_a_fault_is_no_success() {
     }
     driver.inject_fault(0, 700);
     let (swept, _) = logged(|| backend.sweep_unreleased());
-    assert!(swept.unwrap_err().is::<ContextLost>());
+    let error = swept.unwrap_err();
+    let incomplete = error.downcast_ref::<SweepIncomplete>().expect("typed");
+    assert_eq!((incomplete.swept, incomplete.not_freed), (3, 3));
+    assert!(error.is::<ContextLost>());
     assert!(backend.sweep_unreleased().unwrap_err().is::<ContextLost>());
 }
 

@@ -6,9 +6,9 @@ mod common;
 use std::sync::Arc;
 
 use common::{KERNELS, sim};
-use metrale_cuda_backend::{BackendConfig, KernelLaunch, MetraleCudaBackend, PinnedBuffer};
-use metrale_driver_sim::{Profile, SimDriver};
-use metrale_telemetry::{Counter, LaunchKind, LookupState, run_metrics};
+use metrale_cuda_backend::{BackendConfig, DriverFn, KernelLaunch, MetraleCudaBackend, PinnedBuffer};
+use metrale_driver_sim::{FaultDriver, Profile, SimDriver};
+use metrale_telemetry::{Counter, KernelAudit, LaunchKind, LookupState, run_metrics};
 
 #[test]
 fn look_ups_waits_copies_and_launches_are_noted() {
@@ -70,7 +70,7 @@ fn look_ups_waits_copies_and_launches_are_noted() {
     let audit = metrics.audit().snapshot();
     let row = |function: &str| audit.kernels.iter().find(|row| row.function == function).unwrap();
     assert_eq!((row("fill").state, row("fill").launched), (LookupState::Found, true));
-    assert!(row("fill").sites[0].starts_with(&format!("{}:{line}:", file!())), "{:?}", row("fill").sites);
+    assert!(row("fill").sites[0].starts_with(&format!("{}:{line}", file!())), "{:?}", row("fill").sites);
     assert_eq!(row("absent").state, LookupState::MissingRequired);
     assert_eq!(row("maybe").state, LookupState::DeclaredAbsent);
     assert_eq!((row("arguments").state, row("arguments").in_image), (LookupState::NeverLookedUp, true));
@@ -80,8 +80,66 @@ fn look_ups_waits_copies_and_launches_are_noted() {
     drop(pinned);
     backend.destroy_graph(graph).unwrap();
     backend.free(at).unwrap();
-    let next = build();
+
+    // A second backend beside a live one takes part in its run: nothing that the first counted is lost.
+    let before = (metrics.counters().snapshot(), metrics.baseline().free_bytes());
+    metrics.audit().seal(3, true);
+    let second = build();
+    assert_eq!(metrics.run(), run);
+    assert_eq!((metrics.counters().snapshot(), metrics.baseline().free_bytes()), before);
+    assert!(metrics.audit().is_sealed());
+    metrics.audit().unseal();
+    let listed = |audit: &KernelAudit, state| {
+        let kernels = audit.snapshot().kernels;
+        let rows = kernels.into_iter().filter(|row| row.state == state);
+        rows.map(|row| row.function).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        listed(metrics.audit(), LookupState::Found),
+        ["fill"],
+        "what the first looked up stays listed"
+    );
+    // Each has an audit of its own look-ups, those through the registry among them.
+    assert!(listed(second.kernel_audit(), LookupState::Found).is_empty());
+    second.kernel_registry().function("kernels", "arguments").unwrap();
+    let line = line!() - 1;
+    second.registry().function("kernels", "not_there").unwrap_err();
+    assert_eq!(second.registry().optional_function("kernels", "perhaps").unwrap(), None);
+    assert_eq!(second.registry().optional_function("no_module", "perhaps").unwrap(), None);
+    for audit in [second.kernel_audit(), metrics.audit()] {
+        let audit = audit.snapshot();
+        let row = |function: &str| audit.kernels.iter().find(|row| row.function == function).unwrap();
+        assert_eq!(row("arguments").state, LookupState::Found);
+        assert!(
+            row("arguments").sites[0].starts_with(&format!("{}:{line}", file!())),
+            "{:?}",
+            row("arguments").sites
+        );
+        assert_eq!(row("not_there").state, LookupState::MissingRequired);
+        assert_eq!(row("perhaps").state, LookupState::DeclaredAbsent);
+    }
+    assert_eq!(listed(backend.kernel_audit(), LookupState::Found), ["fill"]);
+    let own = second.kernel_audit().snapshot();
+    assert_eq!(
+        (own.modules.len(), own.modules[0].loads, own.kernels.iter().any(|row| row.launched)),
+        (1, 1, false)
+    );
+    assert!(backend.kernel_audit().snapshot().kernels.iter().any(|row| row.launched));
+
+    // The run ends with the last of them, whichever was first; what was counted stays to be read till the next begins.
+    drop(backend);
+    let third = build();
+    assert_eq!(metrics.run(), run);
+    drop((second, third));
+    assert_eq!(metrics.counters().snapshot()[Counter::GraphReplays], before.0[Counter::GraphReplays]);
+    // One that was not built leaves no part in the run behind.
+    let refused = Arc::new(FaultDriver::new(sim()));
+    refused.fail_every(DriverFn::cuModuleLoadDataEx, 200);
+    let builder = || MetraleCudaBackend::builder().driver(refused.clone()).config(BackendConfig::default());
+    builder().modules(&[("kernels", KERNELS)]).build().unwrap_err();
     assert_eq!(metrics.run(), run + 1);
+    let next = build();
+    assert_eq!(metrics.run(), run + 2);
     let audit = metrics.audit().snapshot();
     assert!(
         audit.kernels.iter().all(|row| row.state == LookupState::NeverLookedUp),

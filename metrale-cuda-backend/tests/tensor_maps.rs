@@ -5,7 +5,7 @@ mod common;
 
 use common::{KERNELS, MIB, backend, logged, sim, sim_with_kernels};
 use metrale_cuda_backend::redzone::RedzoneConfig;
-use metrale_cuda_backend::tensor_map::{ElementType, MAX_BOX_BYTES, Swizzle, TensorMapRule};
+use metrale_cuda_backend::tensormap::{ElementType, MAX_BOX_BYTES, Swizzle, TensorMapRule};
 use metrale_cuda_backend::{
     BackendConfig, BadArgument, CUtensorMap, DevicePtr, DriverFn, GpuBackend, KernelLaunch,
     MetraleCudaBackend, Remedy, TensorMapError, TensorMapOutOfBounds, TensorMapSpec, remedy,

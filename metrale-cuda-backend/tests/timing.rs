@@ -6,7 +6,9 @@ mod common;
 use std::sync::Arc;
 
 use common::{KERNELS, MIB, backend, sim_with_kernels};
-use metrale_cuda_backend::{BackendConfig, DriverApi, DriverFn, KernelLaunch, MetraleCudaBackend};
+use metrale_cuda_backend::{
+    BackendConfig, DriverApi, DriverFn, KernelLaunch, MetraleCudaBackend, TIME_KERNELS,
+};
 use metrale_driver_sim::{FaultDriver, TraceDriver, on_both_drivers};
 use metrale_telemetry::run_metrics;
 use parking_lot::{Mutex, MutexGuard};
@@ -87,6 +89,30 @@ on_both_drivers! {
         assert_eq!(counts(), [("kernels::fill".to_owned(), 5)]);
         backend.free(out).unwrap();
     }
+}
+
+/// As with `METRALE_TIME_KERNELS=1` and nothing else.
+#[test]
+fn the_variable_alone_times_launches() {
+    let _turn = On::new();
+    run_metrics::process().spans().set_enabled(false);
+    let config =
+        BackendConfig::from_variables(|name| (name == TIME_KERNELS).then(|| std::ffi::OsString::from("1")));
+    let backend = MetraleCudaBackend::builder()
+        .driver(Arc::new(sim_with_kernels()))
+        .modules(&[("kernels", KERNELS)])
+        .config(config.unwrap())
+        .build()
+        .unwrap();
+    let out = backend.alloc(1024).unwrap();
+    let fill = backend.kernel("kernels", "fill").unwrap();
+    let mut launch = KernelLaunch::new(fill).block([256, 1, 1]).ptr(out).u32(1).u32(256);
+    // SAFETY: the arguments are the kernel's parameters; it writes 256 words to `out`.
+    unsafe { launch.on_stream(&backend, backend.stream()) }.unwrap();
+    backend.synchronize_stream(backend.stream()).unwrap();
+    assert_eq!(backend.harvest_spans().unwrap().read, 1);
+    assert_eq!(counts(), [("kernels::fill".to_owned(), 1)]);
+    backend.free(out).unwrap();
 }
 
 #[test]

@@ -2,7 +2,10 @@
 //! The one list: every driver function, declared once.
 //!
 //! A line gives the C name with its version suffix, the arguments with their C names and types, whether a driver must
-//! have the function (`required`) or may lack it (`optional`), and the CUDA version that brought it. All return
+//! have the function (`required`) or may lack it (`optional`), and the CUDA version that brought it. Required is what a
+//! program needs to use a device at all: devices and contexts, memory, copies and fills of bytes, streams, events, modules and
+//! launches. What only an extra needs is optional (graphs, timing, managed and peer memory, facts), so that another
+//! maker's driver with the basics loads. All return
 //! [`CUresult`](crate::CUresult). The trait, the table of pointers, the loader, the `extern "C"` block, the names in
 //! errors and every adaptor are derived from this list by handing a macro to [`for_each_driver_function!`](crate::for_each_driver_function).
 //!
@@ -44,7 +47,7 @@ macro_rules! for_each_driver_function {
             /// The device's name as a C string of at most `len` bytes.
             required 2000 fn cuDeviceGetName(name: *mut ::core::ffi::c_char, len: ::core::ffi::c_int, dev: $crate::CUdevice);
             /// The device's 16-byte identity.
-            required 9020 fn cuDeviceGetUuid(uuid: *mut $crate::CUuuid, dev: $crate::CUdevice);
+            optional 9020 fn cuDeviceGetUuid(uuid: *mut $crate::CUuuid, dev: $crate::CUdevice);
             /// The device's memory in bytes.
             required 3020 fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: $crate::CUdevice);
             /// One attribute of a device, by the numbers in [`attribute`]($crate::attribute).
@@ -58,25 +61,25 @@ macro_rules! for_each_driver_function {
             /// Makes a context current on the calling thread.
             required 4000 fn cuCtxSetCurrent(ctx: $crate::CUcontext);
             /// The device of the current context.
-            required 2000 fn cuCtxGetDevice(device: *mut $crate::CUdevice);
+            optional 2000 fn cuCtxGetDevice(device: *mut $crate::CUdevice);
             /// Blocks until all work of the current context is done.
             required 2000 fn cuCtxSynchronize();
             /// The name of a status as a static C string.
-            required 6000 fn cuGetErrorName(error: $crate::CUresult, pStr: *mut *const ::core::ffi::c_char);
+            optional 6000 fn cuGetErrorName(error: $crate::CUresult, pStr: *mut *const ::core::ffi::c_char);
             /// The text of a status as a static C string.
-            required 6000 fn cuGetErrorString(error: $crate::CUresult, pStr: *mut *const ::core::ffi::c_char);
+            optional 6000 fn cuGetErrorString(error: $crate::CUresult, pStr: *mut *const ::core::ffi::c_char);
             /// Allocates device memory, in bytes.
             required 3020 fn cuMemAlloc_v2(dptr: *mut $crate::CUdeviceptr, bytesize: usize);
             /// Frees device memory by the address that the allocation returned.
             required 3020 fn cuMemFree_v2(dptr: $crate::CUdeviceptr);
             /// Allocates memory that host and device both reach, migrated on demand.
-            required 6000 fn cuMemAllocManaged(dptr: *mut $crate::CUdeviceptr, bytesize: usize, flags: ::core::ffi::c_uint);
+            optional 6000 fn cuMemAllocManaged(dptr: *mut $crate::CUdeviceptr, bytesize: usize, flags: ::core::ffi::c_uint);
             /// Allocates pinned host memory, in bytes.
             required 3020 fn cuMemAllocHost_v2(pp: *mut *mut ::core::ffi::c_void, bytesize: usize);
             /// Frees pinned host memory.
             required 2000 fn cuMemFreeHost(p: *mut ::core::ffi::c_void);
             /// The device's address of pinned host memory.
-            required 3020 fn cuMemHostGetDevicePointer_v2(pdptr: *mut $crate::CUdeviceptr, p: *mut ::core::ffi::c_void, Flags: ::core::ffi::c_uint);
+            optional 3020 fn cuMemHostGetDevicePointer_v2(pdptr: *mut $crate::CUdeviceptr, p: *mut ::core::ffi::c_void, Flags: ::core::ffi::c_uint);
             /// Allocates from the current pool of the stream's device, in stream order; 0 bytes give address 0.
             optional 11020 fn cuMemAllocAsync(dptr: *mut $crate::CUdeviceptr, bytesize: usize, hStream: $crate::CUstream);
             /// Allocates from a pool, in stream order; 0 bytes give address 0.
@@ -128,9 +131,9 @@ macro_rules! for_each_driver_function {
             /// Free and total bytes of the current context's device.
             required 3020 fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
             /// Base address and size in bytes of the allocation around an address. Either result pointer may be null.
-            required 3020 fn cuMemGetAddressRange_v2(pbase: *mut $crate::CUdeviceptr, psize: *mut usize, dptr: $crate::CUdeviceptr);
+            optional 3020 fn cuMemGetAddressRange_v2(pbase: *mut $crate::CUdeviceptr, psize: *mut usize, dptr: $crate::CUdeviceptr);
             /// One attribute of an address; the type of `data` depends on the attribute.
-            required 4000 fn cuPointerGetAttribute(data: *mut ::core::ffi::c_void, attribute: $crate::CUpointer_attribute, ptr: $crate::CUdeviceptr);
+            optional 4000 fn cuPointerGetAttribute(data: *mut ::core::ffi::c_void, attribute: $crate::CUpointer_attribute, ptr: $crate::CUdeviceptr);
             /// Copies host to device; the source may be changed once the call returns.
             required 3020 fn cuMemcpyHtoD_v2(dstDevice: $crate::CUdeviceptr, srcHost: *const ::core::ffi::c_void, ByteCount: usize);
             /// Copies device to host; the data is there when the call returns.
@@ -144,15 +147,15 @@ macro_rules! for_each_driver_function {
             /// Copies device to device in stream order.
             required 3020 fn cuMemcpyDtoDAsync_v2(dstDevice: $crate::CUdeviceptr, srcDevice: $crate::CUdeviceptr, ByteCount: usize, hStream: $crate::CUstream);
             /// Copies a pitched rectangle in stream order.
-            required 3020 fn cuMemcpy2DAsync_v2(pCopy: *const $crate::CUDA_MEMCPY2D, hStream: $crate::CUstream);
+            optional 3020 fn cuMemcpy2DAsync_v2(pCopy: *const $crate::CUDA_MEMCPY2D, hStream: $crate::CUstream);
             /// Copies between two contexts in stream order.
-            required 4000 fn cuMemcpyPeerAsync(dstDevice: $crate::CUdeviceptr, dstContext: $crate::CUcontext, srcDevice: $crate::CUdeviceptr, srcContext: $crate::CUcontext, ByteCount: usize, hStream: $crate::CUstream);
+            optional 4000 fn cuMemcpyPeerAsync(dstDevice: $crate::CUdeviceptr, dstContext: $crate::CUcontext, srcDevice: $crate::CUdeviceptr, srcContext: $crate::CUcontext, ByteCount: usize, hStream: $crate::CUstream);
             /// Fills `N` bytes on the legacy stream.
             required 3020 fn cuMemsetD8_v2(dstDevice: $crate::CUdeviceptr, uc: ::core::ffi::c_uchar, N: usize);
             /// Fills `N` bytes in stream order.
             required 3020 fn cuMemsetD8Async(dstDevice: $crate::CUdeviceptr, uc: ::core::ffi::c_uchar, N: usize, hStream: $crate::CUstream);
             /// Fills `N` 32-bit words in stream order.
-            required 3020 fn cuMemsetD32Async(dstDevice: $crate::CUdeviceptr, ui: ::core::ffi::c_uint, N: usize, hStream: $crate::CUstream);
+            optional 3020 fn cuMemsetD32Async(dstDevice: $crate::CUdeviceptr, ui: ::core::ffi::c_uint, N: usize, hStream: $crate::CUstream);
             /// Makes a stream.
             required 2000 fn cuStreamCreate(phStream: *mut $crate::CUstream, Flags: ::core::ffi::c_uint);
             /// Destroys a stream once its work is done; returns at once.
@@ -164,9 +167,9 @@ macro_rules! for_each_driver_function {
             /// Makes later work of a stream wait for an event.
             required 3020 fn cuStreamWaitEvent(hStream: $crate::CUstream, hEvent: $crate::CUevent, Flags: ::core::ffi::c_uint);
             /// Begins to capture a stream's work into a graph.
-            required 10010 fn cuStreamBeginCapture_v2(hStream: $crate::CUstream, mode: $crate::CUstreamCaptureMode);
+            optional 10010 fn cuStreamBeginCapture_v2(hStream: $crate::CUstream, mode: $crate::CUstreamCaptureMode);
             /// Ends a capture and hands out its graph.
-            required 10000 fn cuStreamEndCapture(hStream: $crate::CUstream, phGraph: *mut $crate::CUgraph);
+            optional 10000 fn cuStreamEndCapture(hStream: $crate::CUstream, phGraph: *mut $crate::CUgraph);
             /// Makes an event.
             required 2000 fn cuEventCreate(phEvent: *mut $crate::CUevent, Flags: ::core::ffi::c_uint);
             /// Records an event after the stream's present work.
@@ -176,21 +179,21 @@ macro_rules! for_each_driver_function {
             /// Blocks until an event has passed.
             required 2000 fn cuEventSynchronize(hEvent: $crate::CUevent);
             /// Milliseconds between two recorded events that keep time.
-            required 2000 fn cuEventElapsedTime(pMilliseconds: *mut ::core::ffi::c_float, hStart: $crate::CUevent, hEnd: $crate::CUevent);
+            optional 2000 fn cuEventElapsedTime(pMilliseconds: *mut ::core::ffi::c_float, hStart: $crate::CUevent, hEnd: $crate::CUevent);
             /// Destroys an event.
             required 4000 fn cuEventDestroy_v2(hEvent: $crate::CUevent);
             /// Launches an instantiated graph on a stream.
-            required 10000 fn cuGraphLaunch(hGraphExec: $crate::CUgraphExec, hStream: $crate::CUstream);
+            optional 10000 fn cuGraphLaunch(hGraphExec: $crate::CUgraphExec, hStream: $crate::CUstream);
             /// Brings an instantiated graph up to date with a graph of the same topology.
             optional 12000 fn cuGraphExecUpdate_v2(hGraphExec: $crate::CUgraphExec, hGraph: $crate::CUgraph, resultInfo: *mut $crate::CUgraphExecUpdateResultInfo);
             /// Destroys an instantiated graph.
-            required 10000 fn cuGraphExecDestroy(hGraphExec: $crate::CUgraphExec);
+            optional 10000 fn cuGraphExecDestroy(hGraphExec: $crate::CUgraphExec);
             /// Destroys a graph.
-            required 10000 fn cuGraphDestroy(hGraph: $crate::CUgraph);
+            optional 10000 fn cuGraphDestroy(hGraph: $crate::CUgraph);
             /// The nodes of a graph; with null `nodes`, only their number.
-            required 10000 fn cuGraphGetNodes(hGraph: $crate::CUgraph, nodes: *mut $crate::CUgraphNode, numNodes: *mut usize);
+            optional 10000 fn cuGraphGetNodes(hGraph: $crate::CUgraph, nodes: *mut $crate::CUgraphNode, numNodes: *mut usize);
             /// Loads a module from PTX text, a cubin or a fatbin.
-            required 2000 fn cuModuleLoadData(module: *mut $crate::CUmodule, image: *const ::core::ffi::c_void);
+            optional 2000 fn cuModuleLoadData(module: *mut $crate::CUmodule, image: *const ::core::ffi::c_void);
             /// The same, with options for the compiler, the error log among them.
             required 2010 fn cuModuleLoadDataEx(module: *mut $crate::CUmodule, image: *const ::core::ffi::c_void, numOptions: ::core::ffi::c_uint, options: *mut $crate::CUjit_option, optionValues: *mut *mut ::core::ffi::c_void);
             /// Unloads a module.
@@ -198,11 +201,11 @@ macro_rules! for_each_driver_function {
             /// The function of a module by its exact name.
             required 2000 fn cuModuleGetFunction(hfunc: *mut $crate::CUfunction, hmod: $crate::CUmodule, name: *const ::core::ffi::c_char);
             /// Address and size in bytes of a module's global. Either result pointer may be null.
-            required 3020 fn cuModuleGetGlobal_v2(dptr: *mut $crate::CUdeviceptr, bytes: *mut usize, hmod: $crate::CUmodule, name: *const ::core::ffi::c_char);
+            optional 3020 fn cuModuleGetGlobal_v2(dptr: *mut $crate::CUdeviceptr, bytes: *mut usize, hmod: $crate::CUmodule, name: *const ::core::ffi::c_char);
             /// Sets an attribute of a function.
-            required 9000 fn cuFuncSetAttribute(hfunc: $crate::CUfunction, attrib: $crate::CUfunction_attribute, value: ::core::ffi::c_int);
+            optional 9000 fn cuFuncSetAttribute(hfunc: $crate::CUfunction, attrib: $crate::CUfunction_attribute, value: ::core::ffi::c_int);
             /// Reads an attribute of a function.
-            required 2020 fn cuFuncGetAttribute(pi: *mut ::core::ffi::c_int, attrib: $crate::CUfunction_attribute, hfunc: $crate::CUfunction);
+            optional 2020 fn cuFuncGetAttribute(pi: *mut ::core::ffi::c_int, attrib: $crate::CUfunction_attribute, hfunc: $crate::CUfunction);
             /// Launches a kernel in stream order.
             required 4000 fn cuLaunchKernel(f: $crate::CUfunction, gridDimX: ::core::ffi::c_uint, gridDimY: ::core::ffi::c_uint, gridDimZ: ::core::ffi::c_uint, blockDimX: ::core::ffi::c_uint, blockDimY: ::core::ffi::c_uint, blockDimZ: ::core::ffi::c_uint, sharedMemBytes: ::core::ffi::c_uint, hStream: $crate::CUstream, kernelParams: *mut *mut ::core::ffi::c_void, extra: *mut *mut ::core::ffi::c_void);
             /// Encodes a tiled tensor map into 128 bytes of host memory.
@@ -220,9 +223,9 @@ macro_rules! __driver_functions_of_this_build {
         $callback! {
             $($common)*
             /// The capture state of a stream: 0 none, 1 active, 2 invalidated.
-            required 10000 fn cuStreamIsCapturing(hStream: $crate::CUstream, captureStatus: *mut $crate::CUstreamCaptureStatus);
+            optional 10000 fn cuStreamIsCapturing(hStream: $crate::CUstream, captureStatus: *mut $crate::CUstreamCaptureStatus);
             /// Makes a graph ready to launch.
-            required 11040 fn cuGraphInstantiateWithFlags(phGraphExec: *mut $crate::CUgraphExec, hGraph: $crate::CUgraph, flags: u64);
+            optional 11040 fn cuGraphInstantiateWithFlags(phGraphExec: *mut $crate::CUgraphExec, hGraph: $crate::CUgraph, flags: u64);
         }
     };
 }
@@ -236,7 +239,7 @@ macro_rules! __driver_functions_of_this_build {
         $callback! {
             $($common)*
             /// Makes a graph ready to launch.
-            required 10000 fn cuGraphInstantiate(phGraphExec: *mut $crate::CUgraphExec, hGraph: $crate::CUgraph, flags: u64);
+            optional 10000 fn cuGraphInstantiate(phGraphExec: *mut $crate::CUgraphExec, hGraph: $crate::CUgraph, flags: u64);
         }
     };
 }

@@ -194,12 +194,13 @@ mod tests {
 
     #[test]
     fn missing_symbols_are_all_named_with_the_file_and_the_version_to_install() {
-        let missing = vec![DriverFn::cuInit, DriverFn::cuStreamBeginCapture_v2];
+        let missing = vec![DriverFn::cuInit, DriverFn::cuDevicePrimaryCtxRelease_v2];
         let text = LoadError::MissingSymbols { path: "/opt/old/libcuda.so.1".into(), missing }.to_string();
-        for part in ["/opt/old/libcuda.so.1", "cuInit (CUDA 2.0)", "cuStreamBeginCapture_v2 (CUDA 10.1)"] {
+        for part in ["/opt/old/libcuda.so.1", "cuInit (CUDA 2.0)", "cuDevicePrimaryCtxRelease_v2 (CUDA 11.0)"]
+        {
             assert!(text.contains(part), "{text}");
         }
-        assert!(text.contains("for CUDA 10.1 or newer"), "{text}");
+        assert!(text.contains("for CUDA 11.0 or newer"), "{text}");
     }
 
     #[test]

@@ -161,6 +161,60 @@ mod tests {
         assert_eq!(missing, [DriverFn::cuInit, DriverFn::cuMemFree_v2]);
     }
 
+    /// What a program needs to use a device at all. Another maker's driver, such as SCALE's, may have no more.
+    #[test]
+    fn a_driver_with_the_basics_alone_loads_and_each_of_them_is_required() {
+        let basics = [
+            "cuInit",
+            "cuDriverGetVersion",
+            "cuDeviceGetCount",
+            "cuDeviceGet",
+            "cuDeviceGetName",
+            "cuDeviceTotalMem_v2",
+            "cuDeviceGetAttribute",
+            "cuDevicePrimaryCtxRetain",
+            "cuDevicePrimaryCtxRelease_v2",
+            "cuCtxGetCurrent",
+            "cuCtxSetCurrent",
+            "cuCtxSynchronize",
+            "cuMemAlloc_v2",
+            "cuMemFree_v2",
+            "cuMemAllocHost_v2",
+            "cuMemFreeHost",
+            "cuMemGetInfo_v2",
+            "cuMemcpyHtoD_v2",
+            "cuMemcpyDtoH_v2",
+            "cuMemcpyDtoD_v2",
+            "cuMemcpyHtoDAsync_v2",
+            "cuMemcpyDtoHAsync_v2",
+            "cuMemcpyDtoDAsync_v2",
+            "cuMemsetD8_v2",
+            "cuMemsetD8Async",
+            "cuStreamCreate",
+            "cuStreamDestroy_v2",
+            "cuStreamSynchronize",
+            "cuStreamQuery",
+            "cuStreamWaitEvent",
+            "cuEventCreate",
+            "cuEventRecord",
+            "cuEventQuery",
+            "cuEventSynchronize",
+            "cuEventDestroy_v2",
+            "cuModuleLoadDataEx",
+            "cuModuleUnload",
+            "cuModuleGetFunction",
+            "cuLaunchKernel",
+        ];
+        let extras: Vec<_> =
+            DriverFn::ALL.iter().copied().filter(|function| !basics.contains(&function.name())).collect();
+        assert_eq!(extras.len() + basics.len(), DriverFn::ALL.len(), "every basic is a function of the list");
+        let table = all_but(&extras).unwrap();
+        assert!(extras.iter().all(|&function| !table.provides(function)));
+        for &basic in DriverFn::ALL.iter().filter(|function| basics.contains(&function.name())) {
+            assert_eq!(all_but(&[basic]).unwrap_err(), [basic]);
+        }
+    }
+
     #[test]
     fn a_missing_optional_function_leaves_the_table_usable_and_answers_801() {
         let table = all_but(&[DriverFn::cuTensorMapEncodeTiled, DriverFn::cuGraphExecUpdate_v2]).unwrap();

@@ -149,6 +149,55 @@ fn the_kinds_people_hand_over() {
     );
 }
 
+/// An ELF header that says `class` and `abi`, whose section table lies far behind its end, with a directive among its
+/// bytes.
+fn elf_with_a_directive(class: u8, abi: [u8; 2]) -> Vec<u8> {
+    let mut elf = vec![0_u8; 64];
+    elf[..9].copy_from_slice(&[0x7f, b'E', b'L', b'F', class, 1, 1, abi[0], abi[1]]);
+    elf[9..14].copy_from_slice(b".func");
+    elf[18..20].copy_from_slice(&190_u16.to_le_bytes());
+    elf[40..48].copy_from_slice(&0x0100_0000_0000_u64.to_le_bytes());
+    elf[58..62].copy_from_slice(&[64, 0, 10, 0]);
+    elf
+}
+
+#[test]
+fn behind_a_byte_order_mark_the_bytes_decide_and_not_a_directive_among_them() {
+    const MARK: &[u8] = b"\xef\xbb\xbf";
+    let fatbin = [0xba55_ed50_u32.to_le_bytes().as_slice(), b".func\0\0\x01\0\0\0xx"].concat();
+    let wrapper = [0x4662_43b1_u32.to_le_bytes().as_slice(), b"\n.entry k"].concat();
+    let binaries = [
+        elf_with_a_directive(2, [0x33, 7]),
+        elf_with_a_directive(2, [0x41, 8]),
+        elf_with_a_directive(1, [0x33, 7]),
+        b"\x7fELF\n.func".to_vec(),
+        file("c_129_sm_90.cubin").to_vec(),
+        fatbin,
+        wrapper,
+        b"\x01\n.visible .entry k".to_vec(),
+        b"\xc3\xa4\n.func f".to_vec(),
+    ];
+    for binary in &binaries {
+        for marks in 1..4 {
+            let image = [MARK.repeat(marks), binary.clone()].concat();
+            assert_eq!(ImageKind::of(&image), ImageKind::MarkedBinary, "{marks} marks, then {binary:?}");
+            assert!(!ImageKind::of(&image).is_loadable());
+            assert_eq!(Code::all_in(&image), [], "{marks} marks, then {binary:?}");
+        }
+    }
+    // Text stays what it is, and what has a name of its own keeps it.
+    let marked = |rest: &[u8]| ImageKind::of(&[MARK, rest].concat());
+    assert_eq!(marked(b"\n// by hand\n.version 8.0"), ImageKind::Ptx);
+    assert_eq!(marked(b"<html>"), ImageKind::Html);
+    assert_eq!(marked(b"\x1f\x8b.func"), ImageKind::Gzip);
+    assert_eq!(marked(b"\0\n"), ImageKind::Empty);
+    assert_eq!(marked(b""), ImageKind::Empty);
+    // Any number of marks is read without a call for each.
+    assert_eq!(ImageKind::of(&MARK.repeat(1 << 20)), ImageKind::MarkedBinary);
+    // Without a mark, too, a text begins with a byte of text.
+    assert_eq!(ImageKind::of(b"\x01\n.func f"), ImageKind::Unknown);
+}
+
 #[test]
 fn kernels_and_variables_are_those_of_the_source() {
     let ptx = Ptx::read(include_bytes!("data/cubin/symbols.ptx"));

@@ -127,6 +127,6 @@ impl SnapshotDiff {
     }
 }
 
-fn clamp(value: i128) -> i64 {
+pub(crate) fn clamp(value: i128) -> i64 {
     value.clamp(i64::MIN.into(), i64::MAX.into()) as i64
 }

@@ -40,7 +40,7 @@ pub use record::{AllocKind, AllocRecord, LiveAllocation};
 pub use scope::ScopeGuard;
 pub use snapshot::{ArenaRow, FileRow, Group, LabelRow, PartRow, Site, SiteRow, Snapshot};
 pub use sub_range::{SubRange, SubRangeError};
-pub use text::{ByteSize, Label};
+pub use text::{ByteSize, Label, file_line};
 pub use totals::Totals;
 
 /// Bytes of a page, and of a chunk: a page that allocations below this size share.

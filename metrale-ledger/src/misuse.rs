@@ -6,6 +6,7 @@ use std::panic::Location;
 
 use crate::record::{AllocRecord, LiveAllocation};
 use crate::sub_range::SubRange;
+use crate::text::file_line;
 
 /// How an allocation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,7 +45,7 @@ pub struct FreedAllocation {
 
 impl fmt::Display for FreedAllocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#x} ({}), {} at {}", self.addr, self.record, self.how, self.freed_at)
+        write!(f, "{:#x} ({}), {} at {}", self.addr, self.record, self.how, file_line(self.freed_at))
     }
 }
 
@@ -56,7 +57,7 @@ pub enum ForgetError {
     #[error("null is no allocation: there is nothing to free")]
     Null,
     /// It was live once and is not now.
-    #[error("{:#x} is not live: {} before at {}; it was {}{}", freed.addr, freed.how, freed.freed_at, freed.record, now_inside.as_ref().map_or_else(String::new, |live| format!("; the address now lies inside {live}")))]
+    #[error("{:#x} is not live: {} before at {}; it was {}{}", freed.addr, freed.how, file_line(freed.freed_at), freed.record, now_inside.as_ref().map_or_else(String::new, |live| format!("; the address now lies inside {live}")))]
     DoubleFree {
         /// The allocation and its first free.
         freed: Box<FreedAllocation>,

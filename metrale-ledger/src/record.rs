@@ -5,7 +5,7 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::text::{ByteSize, Label};
+use crate::text::{ByteSize, Label, file_line};
 
 /// A source line, as the compiler passes it.
 pub(crate) type SourceLine = &'static Location<'static>;
@@ -101,7 +101,7 @@ pub struct AllocRecord {
 
 impl fmt::Display for AllocRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {} memory from {}", ByteSize::of(self.bytes), self.kind, self.site)?;
+        write!(f, "{} of {} memory from {}", ByteSize::of(self.bytes), self.kind, file_line(self.site))?;
         if let Some(scope) = &self.scope {
             write!(f, ", scope {}", Label(scope))?;
         }

@@ -3,8 +3,8 @@
 
 use std::fmt::{self, Write};
 
-use crate::diff::{LabelChange, SiteChange, SnapshotDiff};
-use crate::snapshot::{ArenaRow, LabelRow, PartRow, Snapshot, part_bytes};
+use crate::diff::{LabelChange, SnapshotDiff, clamp};
+use crate::snapshot::{ArenaRow, LabelRow, PartRow, Snapshot, gather, part_bytes};
 use crate::text::{ByteSize, Label, allocations, counted};
 
 /// One line of a section: its name, bytes and number of allocations.
@@ -12,7 +12,7 @@ type Line = (String, u64, u64);
 
 impl Snapshot {
     /// The report: a header with the live total and the number of call sites; up to `top_n` call sites of at least
-    /// `min_mb` MiB, largest first, each with size, count and `file:line:column`; one line summing the rest; up to `top_n`
+    /// `min_mb` MiB, largest first, each with size, count and `file:line`; one line summing the rest; up to `top_n`
     /// files, largest first; scopes and tags, where there are any, in the same way; arenas that have parts as a tree.
     ///
     /// The same snapshot gives the same text.
@@ -24,8 +24,11 @@ impl Snapshot {
     }
 
     fn write_report(&self, text: &mut String, top_n: usize, min_mb: usize) -> fmt::Result {
-        let sites = self.by_site().into_iter().map(|row| (row.site.to_string(), row.bytes, row.count));
-        let sites: Vec<Line> = sites.collect();
+        let rows = self.by_site().into_iter();
+        let lines = rows.map(|row| ((row.site.file, row.site.line), row.bytes.into(), row.count.into()));
+        let lines = gather(lines, crate::totals::narrow);
+        let sites: Vec<Line> =
+            lines.map(|((file, at), bytes, n)| (format!("{file}:{at}"), bytes, n)).collect();
         self.write_header(text, sites.len())?;
         let floor = (min_mb as u64).saturating_mul(1 << 20);
         let shown = sites.iter().take(top_n).take_while(|row| row.1 >= floor).count();
@@ -144,8 +147,10 @@ impl fmt::Display for SnapshotDiff {
         if self.arena_bytes != 0 || self.pinned_bytes != 0 {
             writeln!(f, "apart: arenas {}, pinned {}", signed(self.arena_bytes), signed(self.pinned_bytes))?;
         }
-        for SiteChange { site, bytes, count } in self.by_site() {
-            writeln!(f, "{:>12}  x{count:<+7} {site}", signed(bytes))?;
+        let rows = self.by_site().into_iter();
+        let lines = rows.map(|row| ((row.site.file, row.site.line), row.bytes.into(), row.count.into()));
+        for ((file, line), bytes, count) in gather(lines, clamp) {
+            writeln!(f, "{:>12}  x{count:<+7} {file}:{line}", signed(bytes))?;
         }
         let scopes = self.by_scope();
         if scopes.iter().any(|row| row.label.is_some()) {

@@ -9,7 +9,7 @@ use crate::record::{AllocKind, AllocRecord};
 use crate::sub_range::{Parts, SubRange};
 use crate::totals::{Totals, narrow};
 
-/// A place in the source, as a snapshot writes it.
+/// A place in the source, as a snapshot writes it. Shown as `file:line`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Site {
@@ -29,7 +29,7 @@ impl Site {
 
 impl fmt::Display for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}", self.file, self.line, self.column)
+        write!(f, "{}:{}", self.file, self.line)
     }
 }
 

@@ -11,7 +11,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use crate::record::{AllocKind, AllocRecord, LiveAllocation, SourceLine};
-use crate::text::{ByteSize, Label};
+use crate::text::{ByteSize, Label, file_line};
 
 /// Number of ended parts that are remembered, to tell a second end from an unknown address.
 const REMEMBERED: usize = 256;
@@ -58,7 +58,7 @@ impl SubRange {
 impl fmt::Display for SubRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { addr, bytes, name, site, scope } = self;
-        write!(f, "{} ({addr:#x}, {} from {site}", Label(name), ByteSize::of(*bytes))?;
+        write!(f, "{} ({addr:#x}, {} from {}", Label(name), ByteSize::of(*bytes), file_line(site))?;
         if let Some(scope) = scope {
             write!(f, ", scope {}", Label(scope))?;
         }
@@ -101,7 +101,7 @@ pub enum SubRangeError {
         with: Box<SubRange>,
     },
     /// It was ended before.
-    #[error("{was} is not live: given back before at {ended_at}")]
+    #[error("{was} is not live: given back before at {}", file_line(ended_at))]
     EndedBefore {
         /// What it was.
         was: Box<SubRange>,

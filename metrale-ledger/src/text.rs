@@ -48,6 +48,11 @@ impl fmt::Display for ByteSize {
     }
 }
 
+/// A source line as texts show it: `file:line`. The column is for programs.
+pub fn file_line(at: &std::panic::Location<'_>) -> String {
+    format!("{}:{}", at.file(), at.line())
+}
+
 /// Shows the name of a scope, a tag or a part in one line: the characters of [`escapes`](Self::escapes) are escaped, and an
 /// empty name is shown as `""`. So a name that a caller chose cannot look like another line of a report.
 ///

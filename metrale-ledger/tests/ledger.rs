@@ -6,7 +6,7 @@ use std::sync::Barrier;
 
 use metrale_ledger::{
     AllocKind, ByteSize, EventKind, ForgetError, FreedBy, Ledger, LedgerProbe, RecordMisuse, ScopeGuard,
-    Whois,
+    Whois, file_line,
 };
 
 const MIB: usize = 1 << 20;
@@ -237,7 +237,7 @@ fn a_double_free_names_the_first_free_and_the_allocation() {
     ledger.record(BASE - 512, 8192, here());
     let error = ledger.try_forget(BASE).unwrap_err();
     let text = error.to_string();
-    assert!(text.contains(&format!("freed before at {}:{first_line}:", file!())), "{text}");
+    assert!(text.contains(&format!("freed before at {}:{first_line};", file!())), "{text}");
     assert!(text.contains("now lies inside 0x7f0dfffffe00 (8.00 KiB"), "{text}");
     assert_eq!(ledger.live_count(), 1);
     assert_eq!(ledger.snapshot().totals.misuse.double_frees, 2);
@@ -559,10 +559,47 @@ fn section<'a>(report: &'a str, title: &str) -> Vec<&'a str> {
         .collect()
 }
 
+/// A text names a line; which of the calls on it was meant is for programs to tell.
+#[test]
+fn calls_of_one_line_are_one_line_of_a_text_and_the_column_is_in_the_data() {
+    let ledger = Ledger::new();
+    let before = ledger.snapshot();
+    let (first, second) = (here(), here());
+    assert_ne!(first.column(), second.column());
+    ledger.record(BASE, 4096, first);
+    ledger.record(BASE + PAGE, 4096, second);
+    let line = format!("{}:{}", file!(), first.line());
+    let report = ledger.report(5, 0);
+    assert_eq!(section(&report, "call sites:"), [format!("8.00 KiB  x2       {line}")]);
+    assert!(report.lines().next().unwrap().ends_with("from 1 call site"), "{report}");
+    let snapshot = ledger.snapshot();
+    let columns: Vec<_> = snapshot.by_site().iter().map(|row| row.site.column).collect();
+    assert_eq!(columns, [first.column(), second.column()]);
+    assert_eq!(snapshot.by_site()[0].site.to_string(), line);
+    let diff = snapshot.diff(&before).to_string();
+    assert!(diff.lines().any(|text| text.trim() == format!("+8.00 KiB  x+2      {line}")), "{diff}");
+    // Errors and records too, on whichever line they meet.
+    ledger.forget(BASE).unwrap();
+    let texts = [
+        ledger.try_forget(BASE).unwrap_err().to_string(),
+        ledger.try_forget(BASE + PAGE + 1).unwrap_err().to_string(),
+        ledger.whois(BASE + PAGE).to_string(),
+        ledger.live_allocations()[0].1.to_string(),
+        file_line(first),
+    ];
+    for text in texts {
+        let columns = [first.column(), second.column()].map(|column| format!("{line}:{column}"));
+        assert!(text.contains(&line) && columns.iter().all(|column| !text.contains(column)), "{text}");
+    }
+}
+
 #[test]
 fn the_report_lists_sites_files_and_scopes_largest_first() {
     let ledger = Ledger::new();
-    let [large, twice, small, tie] = [here(), here(), here(), here()];
+    let large = here();
+    let twice = here();
+    let small = here();
+    let tie = here();
     let guard = ledger.scope("embed");
     ledger.record(BASE, 1 << 30, large);
     drop(guard);
@@ -577,10 +614,10 @@ fn the_report_lists_sites_files_and_scopes_largest_first() {
     assert_eq!(
         section(&report, "call sites:"),
         [
-            format!("1.00 GiB  x1       {large}"),
-            format!("6.00 MiB  x2       {twice}"),
+            format!("1.00 GiB  x1       {}", file_line(large)),
+            format!("6.00 MiB  x2       {}", file_line(twice)),
             // Of two equal ones the first by name.
-            format!("512 B  x1       {small}"),
+            format!("512 B  x1       {}", file_line(small)),
             "512 B  x1       in 1 more call site".to_owned(),
         ]
     );

@@ -5,7 +5,7 @@ use core::ffi::{c_char, c_int};
 
 use metrale_driver_sys::{
     CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
-    CUdevice, CUdevice_attribute, CUuuid, DriverApi, DriverError, ask, attribute,
+    CUdevice, CUdevice_attribute, CUuuid, DriverApi, DriverError, DriverFn, ask, attribute,
     image::arch::ComputeCapability,
 };
 
@@ -24,13 +24,13 @@ pub struct DeviceFacts {
     pub device: CUdevice,
     /// Its name, such as `NVIDIA H200`.
     pub name: String,
-    /// Its identity, the same in every process.
+    /// Its identity, the same in every process; all zero where the driver has no such function.
     pub uuid: CUuuid,
     /// Its compute capability.
     pub compute_capability: ComputeCapability,
     /// Streaming multiprocessors.
     pub sm_count: u32,
-    /// Whether it shares the host's memory.
+    /// Whether it shares the host's memory. False too where the driver does not say.
     pub integrated: bool,
     /// Its memory in bytes.
     pub total_bytes: u64,
@@ -86,8 +86,10 @@ impl DeviceFacts {
         // SAFETY: the result pointer is a local.
         unsafe { ask!(driver, cuDeviceTotalMem_v2(&mut total_bytes, device)) }?;
         let mut uuid = CUuuid::default();
-        // SAFETY: the result pointer is a local.
-        unsafe { ask!(driver, cuDeviceGetUuid(&mut uuid, device)) }?;
+        if driver.provides(DriverFn::cuDeviceGetUuid) {
+            // SAFETY: the result pointer is a local.
+            unsafe { ask!(driver, cuDeviceGetUuid(&mut uuid, device)) }?;
+        }
 
         let number = |which| attribute_of(driver, device, which);
         let shared_bytes_per_block =
@@ -102,7 +104,8 @@ impl DeviceFacts {
                 number(attribute::COMPUTE_CAPABILITY_MINOR)?,
             ),
             sm_count: number(attribute::MULTIPROCESSOR_COUNT)?,
-            integrated: number(attribute::INTEGRATED)? != 0,
+            // Only figures for people and the free memory hang on it, and no answer is no reason not to start.
+            integrated: number(attribute::INTEGRATED).is_ok_and(|integrated| integrated != 0),
             total_bytes: total_bytes as u64,
             threads_per_block: known(number(attribute::MAX_THREADS_PER_BLOCK), 1024)?,
             shared_bytes_per_block,

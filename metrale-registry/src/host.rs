@@ -156,7 +156,7 @@ impl CudaHost {
     /// # During capture
     /// Allowed where the host exists. Making a stream leaves a capture on a non-blocking stream intact.
     pub fn acquire(driver: Arc<dyn DriverApi>, ordinal: usize) -> Result<Arc<Self>, HostError> {
-        let key = Key { driver: Arc::as_ptr(&driver).cast::<()>().addr(), ordinal };
+        let key = Key::new(&driver, ordinal);
         let mut slots = HOSTS.slots.lock();
         loop {
             match slots.entry(key) {
@@ -183,6 +183,18 @@ impl CudaHost {
         let host = Arc::new(Self::make(driver, key)?);
         claim.fill(&host);
         Ok(host)
+    }
+
+    /// The host of a device where some user of it has one now. Makes none, and waits for none that is being made or torn
+    /// down. The thread's current context stays what it was.
+    #[must_use]
+    pub fn existing(driver: &Arc<dyn DriverApi>, ordinal: usize) -> Option<Arc<Self>> {
+        let slots = HOSTS.slots.lock();
+        let Some(HostSlot::Live(host)) = slots.get(&Key::new(driver, ordinal)) else { return None };
+        let host = host.upgrade();
+        // Not under the lock: should this be the last handle by now, its teardown takes the lock.
+        drop(slots);
+        host
     }
 
     /// [`acquire`](Self::acquire) on the system's driver.
@@ -379,6 +391,12 @@ fn release_context(driver: &dyn DriverApi, device: CUdevice) -> Result<(), Drive
 struct Key {
     driver: usize,
     ordinal: usize,
+}
+
+impl Key {
+    fn new(driver: &Arc<dyn DriverApi>, ordinal: usize) -> Self {
+        Self { driver: Arc::as_ptr(driver).cast::<()>().addr(), ordinal }
+    }
 }
 
 enum HostSlot {

@@ -28,6 +28,14 @@ pub enum ImageError {
     /// A fatbin that is not whole: its sizes point past its data, which can keep a driver busy for ever.
     #[error("this is a fatbin, but {0}")]
     Fatbin(FatbinError),
+    /// A fatbin with a cubin inside that is not whole.
+    #[error("this is a fatbin, but its entry {index} is a cubin, and {error}")]
+    FatbinCubin {
+        /// Which entry, from 0.
+        index: usize,
+        /// What is wrong with it.
+        error: CubinError,
+    },
 }
 
 /// Something noticed about an image that is no error.
@@ -83,7 +91,7 @@ impl<'a> Image<'a> {
         match ImageKind::of(bytes) {
             ImageKind::Ptx => Self::read_ptx(bytes),
             ImageKind::Cubin => Self::read_cubin(bytes).map_err(ImageError::Cubin),
-            ImageKind::Fatbin => Self::read_fatbin(bytes).map_err(ImageError::Fatbin),
+            ImageKind::Fatbin => Self::read_fatbin(bytes),
             other => Err(ImageError::NotAnImage(other)),
         }
     }
@@ -154,11 +162,11 @@ impl<'a> Image<'a> {
         })
     }
 
-    fn read_fatbin(bytes: &'a [u8]) -> Result<Self, FatbinError> {
-        let fatbin = Fatbin::read(bytes)?;
+    fn read_fatbin(bytes: &'a [u8]) -> Result<Self, ImageError> {
+        let fatbin = Fatbin::read(bytes).map_err(ImageError::Fatbin)?;
         let mut image = Self::new(ImageKind::Fatbin, bytes);
         let mut targets = Vec::new();
-        for entry in &fatbin.entries {
+        for (index, entry) in fatbin.entries.iter().enumerate() {
             targets.push(match entry.kind {
                 EntryKind::Ptx => format!("{} as PTX", entry.sm),
                 EntryKind::Elf => entry.sm.to_string(),
@@ -166,10 +174,16 @@ impl<'a> Image<'a> {
             });
             // Names come from what lies there unpacked. Those of other entries are usually the same; they only serve
             // to suggest, and the driver has the last word on what is there.
-            let part = entry.code().and_then(|code| match code {
-                Code::Ptx(text) => Self::read_ptx(text).ok(),
-                Code::Cubin(cubin) => Self::read_cubin(cubin).ok(),
-            });
+            let part = match entry.code() {
+                Some(Code::Ptx(text)) => Self::read_ptx(text).ok(),
+                Some(Code::Cubin(cubin)) => match Self::read_cubin(cubin) {
+                    Err(error @ CubinError::PastEnd { .. }) => {
+                        return Err(ImageError::FatbinCubin { index, error });
+                    }
+                    read => read.ok(),
+                },
+                None => None,
+            };
             if let Some(part) = part {
                 image.kernels.extend(part.kernels);
                 image.globals.extend(part.globals);
@@ -353,15 +367,38 @@ mod tests {
         assert_eq!(refusal(&fatbin), ImageError::Fatbin(FatbinError::NoImage));
     }
 
-    #[test]
-    fn a_cubin_that_ends_before_its_tables_is_refused() {
+    /// An ELF header for `abi` whose section table ends at byte 4288, with a directive of PTX among its bytes.
+    fn cut_cubin(abi: [u8; 2]) -> Vec<u8> {
         let mut cubin = vec![0_u8; 64];
-        cubin[..9].copy_from_slice(b"\x7fELF\x02\x01\x01\x33\x07");
+        cubin[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+        cubin[7..9].copy_from_slice(&abi);
+        cubin[9..14].copy_from_slice(b".func");
         cubin[18..20].copy_from_slice(&190_u16.to_le_bytes());
         cubin[40..48].copy_from_slice(&4096_u64.to_le_bytes());
         cubin[58..60].copy_from_slice(&64_u16.to_le_bytes());
         cubin[60..62].copy_from_slice(&3_u16.to_le_bytes());
-        let text = refusal(&cubin).to_string();
+        cubin
+    }
+
+    #[test]
+    fn a_cubin_that_ends_before_its_tables_is_refused() {
+        let text = refusal(&cut_cubin([0x33, 7])).to_string();
         assert!(text.contains("the section table ends at byte 4288, and there are 64"), "{text}");
+    }
+
+    #[test]
+    fn a_cubin_cut_off_inside_a_fatbin_is_refused_too() {
+        let cubin = cut_cubin([0x41, 8]);
+        let mut entry = vec![0_u8; 64];
+        entry[0..2].copy_from_slice(&2_u16.to_le_bytes());
+        entry[4..8].copy_from_slice(&64_u32.to_le_bytes());
+        entry[8..16].copy_from_slice(&(cubin.len() as u64).to_le_bytes());
+        entry[28..32].copy_from_slice(&90_u32.to_le_bytes());
+        let mut fatbin = 0xba55_ed50_u32.to_le_bytes().to_vec();
+        fatbin.extend_from_slice(&[1, 0, 16, 0]);
+        fatbin.extend_from_slice(&((entry.len() + cubin.len()) as u64).to_le_bytes());
+        fatbin.extend([entry, cubin].concat());
+        let text = refusal(&fatbin).to_string();
+        assert!(text.contains("its entry 0 is a cubin, and cut off: the section table"), "{text}");
     }
 }

@@ -72,7 +72,7 @@ pub use image::{ImageError, ImageNote};
 pub use launch::{LaunchError, LaunchExcess};
 pub use metrale_driver_sys::image::{ImageKind, arch::ComputeCapability, arch::IsaVersion};
 pub use module::ModuleInfo;
-pub use registry::MetraleRegistry;
+pub use registry::{LookUp, LookUpObserver, MetraleRegistry};
 pub use teardown::{Resource, TeardownError, TeardownSink};
 pub use visible_devices::VisibleDevices;
 

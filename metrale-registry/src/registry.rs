@@ -4,7 +4,8 @@
 use core::ffi::c_void;
 use core::fmt;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::panic::Location;
+use std::sync::{Arc, OnceLock};
 
 use metrale_driver_sys::{
     CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUfunction, CUstream, DriverApi, DriverError,
@@ -17,6 +18,26 @@ use crate::module::{Module, ModuleInfo};
 use crate::nearest::nearest;
 use crate::teardown::{Resource, Teardown};
 use crate::{CudaHost, HostError, RegistryError};
+
+/// A look-up of a kernel that was answered, as an observer is told of it: found, or not in the registry. What failed for
+/// another reason says nothing of the kernel, and no observer hears of it.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct LookUp<'a> {
+    /// The module that was asked.
+    pub module: &'a str,
+    /// The function's name in it.
+    pub function: &'a str,
+    /// Whether it is there.
+    pub found: bool,
+    /// Whether the caller can do without ([`optional_function`](MetraleRegistry::optional_function)).
+    pub is_optional: bool,
+    /// The line that asked.
+    pub site: &'static Location<'static>,
+}
+
+/// Told of every look-up, on the thread that makes it.
+pub type LookUpObserver = Box<dyn Fn(&LookUp<'_>) + Send + Sync>;
 
 /// A model's kernel modules, loaded into the process's context for a GPU.
 ///
@@ -48,6 +69,7 @@ pub struct MetraleRegistry {
     /// By name, so that lists come out sorted.
     modules: BTreeMap<&'static str, Module>,
     opt_ins: SharedOptIns,
+    observer: OnceLock<LookUpObserver>,
     host: Arc<CudaHost>,
 }
 
@@ -106,7 +128,12 @@ impl MetraleRegistry {
         let ordinal = host.ordinal();
         host.bind_to_thread().map_err(|error| HostError::Context { ordinal, error })?;
         // From here on a failure drops what is loaded by then, as any last handle does.
-        let mut registry = Self { modules: BTreeMap::new(), opt_ins: SharedOptIns::default(), host };
+        let mut registry = Self {
+            modules: BTreeMap::new(),
+            opt_ins: SharedOptIns::default(),
+            observer: OnceLock::new(),
+            host,
+        };
         for (name, image) in images {
             let module = Module::load(&registry.host, name, image)?;
             registry.modules.insert(name, module);
@@ -122,8 +149,49 @@ impl MetraleRegistry {
     /// # Errors
     /// `ModuleNotFound` and `FunctionNotFound`, with the nearest names there are; `NulInName`; `LookUp` for other
     /// answers of the driver.
+    #[track_caller]
     pub fn function(&self, module: &str, function: &str) -> Result<CUfunction, RegistryError> {
-        self.module(module)?.function(&self.host, function)
+        self.look_up(module, function, false, Location::caller())
+    }
+
+    /// [`function`](Self::function) for a caller that can do without the kernel: `None` where module or function is not
+    /// there.
+    ///
+    /// # Errors
+    /// As `function`, but for `ModuleNotFound` and `FunctionNotFound`.
+    #[track_caller]
+    pub fn optional_function(
+        &self,
+        module: &str,
+        function: &str,
+    ) -> Result<Option<CUfunction>, RegistryError> {
+        match self.look_up(module, function, true, Location::caller()) {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Has every look-up of a kernel told to `observer` from now on. There is one observer: the answer is false, and
+    /// nothing changes, where there is one already.
+    pub fn observe_look_ups(&self, observer: LookUpObserver) -> bool {
+        self.observer.set(observer).is_ok()
+    }
+
+    fn look_up(
+        &self,
+        module: &str,
+        function: &str,
+        is_optional: bool,
+        site: &'static Location<'static>,
+    ) -> Result<CUfunction, RegistryError> {
+        let answer = self.module(module).and_then(|found| found.function(&self.host, function));
+        if let Some(observer) = self.observer.get()
+            && answer.as_ref().err().is_none_or(RegistryError::is_not_found)
+        {
+            observer(&LookUp { module, function, found: answer.is_ok(), is_optional, site });
+        }
+        answer
     }
 
     /// Device address and size in bytes of a module's global. The driver is asked each time.

@@ -3,12 +3,14 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use common::{Memory, STORE, leak, param, read, synchronize};
-use metrale_driver_sim::{Profile, SimDriver, TraceDriver, on_both_drivers};
+use metrale_driver_sim::{FaultDriver, Profile, SimDriver, TraceDriver, on_both_drivers};
 use metrale_driver_sys::{DriverApi, DriverFn};
-use metrale_registry::{DeviceFacts, ImageError, ImageKind, ImageNote, MetraleRegistry, RegistryError};
+use metrale_registry::{
+    DeviceFacts, ImageError, ImageKind, ImageNote, LookUp, MetraleRegistry, RegistryError,
+};
 
 on_both_drivers! { ptx_loads_however_it_is_written(driver) {
     let text = String::from_utf8(STORE.to_vec()).unwrap();
@@ -48,6 +50,62 @@ on_both_drivers! { ptx_loads_however_it_is_written(driver) {
     assert!(!registry.has_module("none"));
     registry.release().unwrap();
 }}
+
+/// What stands behind a mark and is no text: the driver skips the mark, and an ELF that it then reads unchecked can end
+/// the process.
+#[test]
+fn binary_data_behind_a_byte_order_mark_is_refused_before_the_driver_is_asked() {
+    const MARK: &[u8] = b"\xef\xbb\xbf";
+    let mut elf = vec![0_u8; 64];
+    elf[..14].copy_from_slice(b"\x7fELF\x02\x01\x01\x41\x08.func");
+    elf[18..20].copy_from_slice(&190_u16.to_le_bytes());
+    elf[40..48].copy_from_slice(&(1_u64 << 40).to_le_bytes());
+    elf[58..62].copy_from_slice(&[64, 0, 10, 0]);
+    let fatbin = b"\x50\xed\x55\xba.func\0\0\x01\0\0\0xx".to_vec();
+    let noise = b"\x02\n.visible .entry k".to_vec();
+    for (binary, marks) in [(&elf, 1), (&elf, 2), (&fatbin, 1), (&fatbin, 3), (&noise, 1)] {
+        let trace = Arc::new(TraceDriver::new(Arc::new(SimDriver::new(Profile::h200()))));
+        let image = leak([MARK.repeat(marks), binary.clone()].concat());
+        let error = MetraleRegistry::load_with(trace.clone(), 0, &[("m", image)]).unwrap_err();
+        let RegistryError::Image { module: "m", reason } = &error else { panic!("{error:?}") };
+        assert_eq!(*reason, ImageError::NotAnImage(ImageKind::MarkedBinary));
+        assert!(error.to_string().contains("behind a UTF-8 byte order mark"), "{error}");
+        let loads = [DriverFn::cuModuleLoadData, DriverFn::cuModuleLoadDataEx];
+        assert!(loads.iter().all(|&load| trace.count(load) == 0), "{:?}", trace.calls());
+    }
+}
+
+#[test]
+fn an_observer_hears_of_every_look_up_that_was_answered() {
+    let faulty = Arc::new(FaultDriver::new(Arc::new(SimDriver::new(Profile::h200()))));
+    let registry = MetraleRegistry::load_with(faulty.clone(), 0, &[("m", STORE)]).unwrap();
+    registry.function("m", "store").unwrap();
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let writer = heard.clone();
+    let observer = move |look_up: &LookUp<'_>| {
+        let name = format!("{}::{}", look_up.module, look_up.function);
+        writer.lock().unwrap().push((name, look_up.found, look_up.is_optional, look_up.site.line()));
+    };
+    assert!(registry.observe_look_ups(Box::new(observer)));
+    assert!(!registry.observe_look_ups(Box::new(|_| panic!("there is one already"))));
+    let line = line!() + 1;
+    let store = registry.function("m", "store").unwrap();
+    assert_eq!(registry.optional_function("m", "store").unwrap(), Some(store));
+    assert!(registry.function("m", "stor").is_err());
+    assert_eq!(registry.optional_function("n", "store").unwrap(), None);
+    // A driver that failed has not said that the kernel is absent.
+    faulty.fail_every(DriverFn::cuModuleGetFunction, 999);
+    assert!(registry.optional_function("m", "idle").is_err());
+    let expected = [
+        ("m::store", true, false, 0),
+        ("m::store", true, true, 1),
+        ("m::stor", false, false, 2),
+        ("n::store", false, true, 3),
+    ];
+    let expected: Vec<_> =
+        expected.iter().map(|row| (row.0.to_owned(), row.1, row.2, line + row.3)).collect();
+    assert_eq!(*heard.lock().unwrap(), expected);
+}
 
 on_both_drivers! { a_look_up_asks_the_driver_once(driver) {
     let trace = Arc::new(TraceDriver::new(driver));

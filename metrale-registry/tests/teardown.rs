@@ -47,7 +47,7 @@ fn the_last_handle_may_go_on_a_thread_without_a_context() {
 
 #[test]
 fn a_failure_at_any_call_is_an_error_and_leaves_nothing() {
-    let mut failures = 0;
+    let (mut failures, mut unanswered) = (0, 0);
     for &function in DriverFn::ALL {
         for nth in 1.. {
             let sim = h200();
@@ -63,12 +63,25 @@ fn a_failure_at_any_call_is_an_error_and_leaves_nothing() {
                 break;
             }
             failures += 1;
-            let error = result.unwrap_err();
+            let error = match result {
+                Err(error) => error,
+                Ok(registry) => {
+                    // Whether the device is integrated is the one question whose failure stops nothing.
+                    assert!(
+                        function == DriverFn::cuDeviceGetAttribute && !registry.host().facts().integrated
+                    );
+                    unanswered += 1;
+                    drop(registry);
+                    assert!(sim.leaks().is_empty(), "{}", sim.leaks());
+                    continue;
+                }
+            };
             let expected = Some(DriverError { function, status: 999 });
             assert_eq!(error.driver_error(), expected, "call {nth}: {error}");
             assert!(sim.leaks().is_empty(), "{function}, call {nth}: {}", sim.leaks());
         }
     }
+    assert_eq!(unanswered, 1);
     assert!(failures > 15, "start, facts, context, stream and three modules are more calls than {failures}");
 }
 

@@ -30,7 +30,7 @@ pub struct KernelRow {
     pub found: u64,
     /// Lookups that did not.
     pub missing: u64,
-    /// The lines that asked, `file:line:column`, each once, sorted.
+    /// The lines that asked, `file:line`, each once, sorted.
     pub sites: Vec<String>,
     /// Whether a loaded module is known to contain it.
     pub in_image: bool,

@@ -138,7 +138,8 @@ impl Kernel {
     }
 }
 
-type Site = (&'static str, u32, u32);
+/// File and line: what texts show of a call site.
+type Site = (&'static str, u32);
 
 #[derive(Debug, Clone, Copy)]
 struct Seal {
@@ -206,7 +207,7 @@ impl KernelAudit {
         let mut state = self.state.lock();
         let required = need == Need::Required && !state.is_declared(module, function);
         let kernel = state.kernel(module, function);
-        kernel.sites.insert((site.file(), site.line(), site.column()));
+        kernel.sites.insert((site.file(), site.line()));
         kernel.last_found = found;
         let count = match (found, required) {
             (true, _) => &mut kernel.found,
@@ -221,10 +222,12 @@ impl KernelAudit {
         seal.failed += 1;
         let Seal { unresolved, allow, failed } = *seal;
         let what = format!(
-            "kernel \"{}\" is not in module \"{}\" (asked for at {site}), and start-up is over: failed lookup \
+            "kernel \"{}\" is not in module \"{}\" (asked for at {}:{}), and start-up is over: failed lookup \
              number {failed} since the seal, {unresolved} unresolved before it.",
             function.escape_debug(),
             module.escape_debug(),
+            site.file(),
+            site.line(),
         );
         if !allow {
             return SealVerdict::End(format!(
@@ -309,7 +312,7 @@ impl KernelAudit {
                     state: kernel.state(state.is_declared(module, function)),
                     found: kernel.found,
                     missing: kernel.missing_required + kernel.missing_allowed,
-                    sites: kernel.sites.iter().map(|(f, l, c)| format!("{f}:{l}:{c}")).collect(),
+                    sites: kernel.sites.iter().map(|(file, line)| format!("{file}:{line}")).collect(),
                     in_image: kernel.in_image,
                     launched: kernel.launched.launched(),
                 });

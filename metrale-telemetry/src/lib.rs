@@ -46,7 +46,7 @@ pub use baseline::FreeMemoryBaseline;
 pub use counters::{Counter, CounterSnapshot, Counters};
 pub use kernel_audit::{KernelAudit, KernelUsage, Lookup, ModuleLoad, Need, SealVerdict};
 pub use launch_trace::{Launch, LaunchArg, LaunchKind, LaunchTrace, Trace};
-pub use run_metrics::RunMetrics;
+pub use run_metrics::{RunGuard, RunMetrics};
 pub use spans::{Harvest, PendingSpans, SpanFull, SpanRow, SpanTotals};
 pub use trace_diff::{Difference, FieldChange, PointerRule, TraceDiff};
 

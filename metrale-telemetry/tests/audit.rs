@@ -38,7 +38,7 @@ fn call_sites_are_collected() {
         assert_eq!(audit.record(lookup), SealVerdict::Proceed);
     }
     let sites = audit.snapshot().kernels[0].sites.clone();
-    let expected = [first, second].map(|l| format!("{}", l.site));
+    let expected = [first, second].map(|l| format!("{}:{}", l.site.file(), l.site.line()));
     assert_eq!(sites, expected);
 }
 

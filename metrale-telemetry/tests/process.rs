@@ -26,7 +26,7 @@ fn the_module_functions_share_one_audit_and_a_missing_kernel_ends_the_process() 
     assert_eq!(kernel_audit::record("model", "c", false), None);
     let line = line!() + 1;
     let warning = kernel_audit::record("model", "b", false).expect("warns once");
-    assert!(warning.contains(&format!("process.rs:{line}:")), "{warning}");
+    assert!(warning.contains(&format!("process.rs:{line})")), "{warning}");
     assert_eq!(kernel_audit::record("model", "b", false), None);
     assert_eq!(kernel_audit::snapshot().failed_since_seal, 2);
     kernel_audit::unseal();

@@ -6,6 +6,8 @@ use std::fmt;
 use metrale_ledger::{LabelChange, SiteChange, SnapshotDiff};
 use serde::Serialize;
 
+use crate::render::with_column;
+
 /// What there is more (or, negative, less) than before. All `_bytes` are bytes.
 #[derive(Debug, Serialize)]
 pub struct DiffReport {
@@ -53,7 +55,7 @@ pub struct ScopeDelta {
 
 impl DiffReport {
     pub(crate) fn new(diff: SnapshotDiff) -> Self {
-        let site = |SiteChange { site, bytes, count }| SiteDelta { site: site.to_string(), bytes, count };
+        let site = |SiteChange { site, bytes, count }| SiteDelta { site: with_column(&site), bytes, count };
         let scope = |LabelChange { label, bytes, count }| ScopeDelta { scope: label, bytes, count };
         Self {
             live_bytes: diff.live_bytes,

@@ -12,6 +12,7 @@ use crate::Exit;
 use crate::model::ModelInput;
 use crate::moment::Moment;
 use crate::render::failure::OUT_OF_MEMORY;
+use crate::render::with_column;
 
 /// The account of a load. All `_bytes` are bytes; the figures are of the moment when everything was loaded (or, out of
 /// memory, when the last tensor that fitted was).
@@ -193,7 +194,7 @@ impl LoadReport {
 
 impl From<SiteRow> for SiteLine {
     fn from(row: SiteRow) -> Self {
-        Self { site: row.site.to_string(), bytes: row.bytes, count: row.count }
+        Self { site: with_column(&row.site), bytes: row.bytes, count: row.count }
     }
 }
 

@@ -10,3 +10,8 @@ pub mod plan;
 pub mod replay;
 pub mod report;
 pub mod still_live;
+
+/// A call site as JSON writes it, `file:line:column`; texts leave the column out.
+fn with_column(site: &metrale_ledger::Site) -> String {
+    format!("{site}:{}", site.column)
+}

@@ -63,8 +63,9 @@ impl MetraleCudaBackend {
         if is_the_drivers(stream) {
             // The stream of each thread could, but waits for the legacy one: any blocking copy would break the capture.
             return Err(BadArgument::new(format!(
-                "{WHAT} at {site}: neither the legacy stream nor that of each thread is captured; use another stream, the \
-                 backend's own or one of create_stream"
+                "{WHAT} at {}: neither the legacy stream nor that of each thread is captured; use another stream, the \
+                 backend's own or one of create_stream",
+                metrale_ledger::file_line(site)
             ))
             .into());
         }
@@ -80,7 +81,8 @@ impl MetraleCudaBackend {
             // From here on it is not destroyed before the capture is over (`uncaptured`), unless it is about to be.
             if !held.is_live() {
                 return Err(BadArgument::new(format!(
-                    "{WHAT} at {site}: stream {stream:#x} is being destroyed on another thread"
+                    "{WHAT} at {}: stream {stream:#x} is being destroyed on another thread",
+                    metrale_ledger::file_line(site)
                 ))
                 .into());
             }
@@ -105,7 +107,7 @@ impl MetraleCudaBackend {
                     }
                     _ => None,
                 };
-                failed(error, format!("{WHAT} on stream {stream:#x} at {site}"), hint)
+                failed(error, format!("{WHAT} on stream {stream:#x} at {}", metrale_ledger::file_line(site)), hint)
             })
     }
 
@@ -288,7 +290,11 @@ fn not_ended(
     site: &'static Location<'static>,
     hint: Option<String>,
 ) -> Error {
-    failed(error, format!("{doing} on stream {stream:#x}, begun at {site}"), hint)
+    failed(
+        error,
+        format!("{doing} on stream {stream:#x}, begun at {}", metrale_ledger::file_line(site)),
+        hint,
+    )
 }
 
 /// What is known of a capture that ended without a graph.

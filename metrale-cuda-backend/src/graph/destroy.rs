@@ -93,8 +93,9 @@ impl MetraleCudaBackend {
             let site = client.within(Reach::Stream(origin), |capture| capture.site);
             if let Some(site) = site.filter(|_| there) {
                 tracing::warn!(
-                    "the capture begun at {site} on stream {origin:#x} had not ended when its backend was dropped, and is \
-                     given up; a CaptureGuard ends in time"
+                    "the capture begun at {} on stream {origin:#x} had not ended when its backend was dropped, and is given up; \
+                     a CaptureGuard ends in time",
+                    metrale_ledger::file_line(site)
                 );
             }
             if let Err(error) = self.abort_capture_if_active(origin) {

@@ -35,7 +35,7 @@ impl MetraleCudaBackend {
         let mut recorded = self.end_recording(stream, WHAT)?;
         let called = || {
             let name = name.map_or_else(|| "the graph".to_owned(), |name| format!("graph {name:?}"));
-            format!("{name} captured at {}", recorded.captured_at)
+            format!("{name} captured at {}", metrale_ledger::file_line(recorded.captured_at))
         };
         let nodes =
             self.count_nodes(recorded.template).doing(|| format!("counting the nodes of {}", called()))?;
@@ -156,8 +156,13 @@ impl MetraleCudaBackend {
         let _held = self.hold_stream(stream, WHAT)?;
         let entry = self.known_graph(graph, WHAT)?;
         let mut recorded = self.end_recording(stream, WHAT)?;
-        let doing =
-            || format!("updating graph {:?} with the capture begun at {}", entry.name, recorded.captured_at);
+        let doing = || {
+            format!(
+                "updating graph {:?} with the capture begun at {}",
+                entry.name,
+                metrale_ledger::file_line(recorded.captured_at)
+            )
+        };
         let nodes_now = self.count_nodes(recorded.template).doing(doing)?;
         let mut state = entry.state.lock();
         if !state.alive {

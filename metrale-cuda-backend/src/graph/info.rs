@@ -54,7 +54,7 @@ impl fmt::Display for GraphInfo {
         if self.opaque_launches > 0 {
             write!(f, " and whatever {} untyped launches use", self.opaque_launches)?;
         }
-        write!(f, ", captured at {}", self.captured_at)
+        write!(f, ", captured at {}", metrale_ledger::file_line(self.captured_at))
     }
 }
 

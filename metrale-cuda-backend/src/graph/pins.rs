@@ -52,8 +52,14 @@ pub struct PinHolder {
 impl fmt::Display for PinHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.name {
-            Some(name) => write!(f, "graph {name:?}, captured at {}", self.captured_at),
-            None => write!(f, "the capture begun at {}, which has not ended", self.captured_at),
+            Some(name) => {
+                write!(f, "graph {name:?}, captured at {}", metrale_ledger::file_line(self.captured_at))
+            }
+            None => write!(
+                f,
+                "the capture begun at {}, which has not ended",
+                metrale_ledger::file_line(self.captured_at)
+            ),
         }
     }
 }

@@ -6,15 +6,16 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use metrale_driver_sys::DriverError;
-use metrale_ledger::LiveAllocation;
+use metrale_ledger::{LiveAllocation, file_line};
 
 use crate::graph::pins::PinHolder;
 
 /// A call that a capture in flight forbids. The driver was not asked, and the capture goes on as if nothing had been.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{doing} is not possible while stream {stream:#x} captures (begun at {begun_at}): {advice}. The driver was not asked \
-     and the capture goes on"
+    "{doing} is not possible while stream {stream:#x} captures (begun at {}): {advice}. The driver was not asked \
+     and the capture goes on",
+    file_line(begun_at)
 )]
 #[non_exhaustive]
 pub struct Capturing {
@@ -45,7 +46,8 @@ fn takes_part(part_of: Option<(u64, &'static Location<'static>)>) -> String {
     match part_of {
         Some((origin, site)) => {
             format!(
-                "; it takes part in the one begun on stream {origin:#x} at {site}: end that, and the capture goes on"
+                "; it takes part in the one begun on stream {origin:#x} at {}: end that, and the capture goes on",
+                file_line(site)
             )
         }
         None => "; begin_capture comes first".to_owned(),
@@ -57,7 +59,8 @@ fn takes_part(part_of: Option<(u64, &'static Location<'static>)>) -> String {
 /// The driver would free it without a word, and the next replay would use whatever lies there then.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{call} called at {site}: {allocation} is used by {}, and a replay would go on using it; destroy the graph first",
+    "{call} called at {}: {allocation} is used by {}, and a replay would go on using it; destroy the graph first",
+    file_line(site),
     AllHolders(holders)
 )]
 #[non_exhaustive]

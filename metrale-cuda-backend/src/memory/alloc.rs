@@ -13,7 +13,7 @@ use std::panic::Location;
 
 use anyhow::{Error, Result};
 use metrale_driver_sys::{CU_MEM_ATTACH_GLOBAL, CUDA_ERROR_OUT_OF_MEMORY, DriverError, is_sticky};
-use metrale_ledger::{AllocKind, ByteSize, ForgetError, RecordMisuse};
+use metrale_ledger::{AllocKind, ByteSize, ForgetError, RecordMisuse, file_line};
 use metrale_registry::is_teardown_noop;
 
 use crate::backend::MetraleCudaBackend;
@@ -35,7 +35,7 @@ pub(crate) const FREEING: &str = "freeing device memory";
 
 /// A free of what is not live, or not of this kind. The driver was not asked to free it and nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call} called at {site}: {cause}{}", place.as_ref().map_or_else(String::new, |place| format!("; it lies {place}")))]
+#[error("{call} called at {}: {cause}{}", file_line(site), place.as_ref().map_or_else(String::new, |place| format!("; it lies {place}")))]
 #[non_exhaustive]
 pub struct FreeError {
     /// Which call.
@@ -68,12 +68,14 @@ impl MetraleCudaBackend {
         self.bound(ALLOCATING)?;
         self.outside_capture(Reach::Thread, ALLOCATING, ALLOCATE_BEFORE)?;
         // What no address reaches with its bands is more than any device has.
-        let Ok(plan) = plan else { return Err(self.out_of_memory(bytes, kind, site, None).into()) };
+        let Ok(plan) = plan else {
+            return Err(self.out_of_memory(bytes, usize::MAX, kind, site, None).into());
+        };
         let layout = plan.map_or(BandLayout::bare(bytes), |plan| plan.layout);
         let driver_bytes = layout.total_bytes();
         // A driver may think long about what can never fit. Managed memory may: it migrates.
         if kind != AllocKind::Managed && driver_bytes as u64 > self.total_bytes() {
-            return Err(self.out_of_memory(bytes, kind, site, None).into());
+            return Err(self.out_of_memory(bytes, driver_bytes, kind, site, None).into());
         }
         let _moving = self.moves(driver_bytes);
         let base = self
@@ -149,9 +151,13 @@ impl MetraleCudaBackend {
         site: &'static Location<'static>,
     ) -> Error {
         if error.status == CUDA_ERROR_OUT_OF_MEMORY {
-            self.out_of_memory(bytes, kind, site, Some(error)).into()
+            self.out_of_memory(bytes, bytes, kind, site, Some(error)).into()
         } else {
-            failed(error, format!("allocating {} of {kind} memory at {site}", ByteSize::of(bytes)), None)
+            failed(
+                error,
+                format!("allocating {} of {kind} memory at {}", ByteSize::of(bytes), file_line(site)),
+                None,
+            )
         }
     }
 
@@ -297,7 +303,8 @@ pub(crate) fn refuse_no_bytes(bytes: usize, kind: AllocKind, site: &Location<'_>
         return Ok(());
     }
     Err(BadArgument::new(format!(
-        "an allocation of 0 bytes of {kind} memory at {site}: the driver allocates none; skip it, and use null for an \
-         empty tensor"
+        "an allocation of 0 bytes of {kind} memory at {}: the driver allocates none; skip it, and use null for an empty \
+         tensor",
+        file_line(site)
     )))
 }

@@ -6,13 +6,13 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Result;
-use metrale_driver_sys::{DriverApi, DriverError};
+use metrale_driver_sys::{DriverApi, DriverError, attribute};
 use metrale_registry::HostError;
 use parking_lot::Mutex;
 
 use super::{
-    Aged, CgroupLimit, EffectiveFree, FreePoll, FreeSituation, HostFigure, MemInfo, MemoryInfo, PolledFree,
-    effective_free,
+    Aged, CgroupLimit, EffectiveFree, FreePoll, FreeSituation, HostFigure, MemInfo, MemInfoError, MemoryInfo,
+    PolledFree, effective_free,
 };
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
@@ -23,18 +23,35 @@ const TRIES: usize = 4;
 /// How old the driver's figure may be in a cheap poll.
 const POLL_PERIOD: Duration = Duration::from_millis(250);
 
-/// Free bytes of the device whose context is current on this thread, as the system's driver says them.
+/// Bytes that can be had on the device whose context is current on this thread: what the system's driver says is free, and
+/// on an integrated GPU what the host has available where that is more
+/// ([`effective_free_bytes`](super::effective_free_bytes)).
 ///
-/// Does not block; some 7 µs. Allowed during a capture.
+/// Does not block; some 7 µs, and on an integrated GPU the time that reading `/proc/meminfo` takes. Allowed during a capture.
 ///
 /// # Errors
 /// [`HostError::NoDriver`] without a driver; [`CallFailed`](crate::CallFailed) or [`ContextLost`](crate::ContextLost),
 /// the latter also where no context is current on this thread.
 pub fn cuda_free_memory_bytes() -> Result<u64> {
     let driver = metrale_driver_sys::system().map_err(HostError::NoDriver)?;
-    let info =
-        memory_info_of(&*driver).doing(|| "asking for the free memory of this thread's device".to_owned())?;
-    Ok(info.free_bytes)
+    free_bytes_of_current(&*driver, None)
+        .doing(|| "asking for the free memory of this thread's device".to_owned())
+}
+
+/// The effective figure of the device whose context is current. Where it could not be asked whether the device is
+/// integrated, it counts as discrete.
+fn free_bytes_of_current(driver: &dyn DriverApi, meminfo: Option<&Path>) -> Result<u64, DriverError> {
+    let info = memory_info_of(driver)?;
+    let (mut device, mut integrated) = (0, 0);
+    // SAFETY: the result pointer is a local.
+    let asked = unsafe { ask!(driver, cuCtxGetDevice(&mut device)) }.and_then(|()| {
+        // SAFETY: the result pointer is a local.
+        unsafe { ask!(driver, cuDeviceGetAttribute(&mut integrated, attribute::INTEGRATED, device)) }
+    });
+    let integrated = asked.ok().map(|()| integrated != 0);
+    let facts = FreeFacts { integrated, total_bytes: info.total_bytes, meminfo };
+    // The driver has answered, so there is a figure.
+    Ok(facts.effective(Some(info.free_bytes), None).map_or(info.free_bytes, |free| free.bytes))
 }
 
 /// The figures of the device whose context is current.
@@ -58,33 +75,30 @@ impl Default for Polling {
 /// What is known of the device without its driver, and where the host's figure is.
 #[derive(Clone, Debug)]
 pub(crate) struct FreeFacts<'a> {
-    pub(crate) integrated: bool,
+    pub(crate) integrated: Option<bool>,
     pub(crate) total_bytes: u64,
     pub(crate) meminfo: Option<&'a Path>,
 }
 
 impl FreeFacts<'_> {
-    /// The effective figure for what the driver said, if it said something.
+    /// The effective figure for what the driver said, if it said something. The limit is shown and changes nothing.
     pub(crate) fn effective(
         &self,
         driver_free_bytes: Option<u64>,
+        cgroup_limit: Option<CgroupLimit>,
     ) -> Result<EffectiveFree, super::FreeUnknown> {
         effective_free(FreeSituation {
-            integrated: Some(self.integrated),
+            integrated: self.integrated,
             total_bytes: Some(self.total_bytes),
             driver_free_bytes: driver_free_bytes.map(Aged::now),
             // On a discrete GPU it would only be shown, and reading the file costs more than asking the driver.
-            host: if self.integrated { self.host_figure().map(Aged::now) } else { None },
-            cgroup_limit: if self.integrated { CgroupLimit::of_this_process() } else { None },
+            host: if self.integrated == Some(true) { self.host_figure().map(Aged::now) } else { None },
+            cgroup_limit,
         })
     }
 
     fn host_figure(&self) -> Option<HostFigure> {
-        let info = match self.meminfo {
-            Some(path) => MemInfo::read(path),
-            None => MemInfo::of_this_machine(),
-        };
-        match info.and_then(|info| info.host_figure()) {
+        match read_meminfo(self.meminfo).and_then(|info| info.host_figure()) {
             Ok(figure) => Some(figure),
             Err(error) => {
                 tracing::debug!("the host's free memory is not known: {error}");
@@ -94,10 +108,16 @@ impl FreeFacts<'_> {
     }
 }
 
+/// What the host says of its memory, in the machine's own file or in another.
+pub(crate) fn read_meminfo(path: Option<&Path>) -> Result<MemInfo, MemInfoError> {
+    path.map_or_else(MemInfo::of_this_machine, MemInfo::read)
+}
+
 impl MetraleCudaBackend {
     /// See [`GpuBackend::free_memory`](crate::GpuBackend::free_memory).
     pub fn free_memory(&self) -> Result<u64> {
-        Ok(self.effective_free()?.bytes)
+        self.may_ask("asking for the free memory")?;
+        Ok(self.ask_effective(None)?.bytes)
     }
 
     /// See [`GpuBackend::device_free_memory`](crate::GpuBackend::device_free_memory).
@@ -114,13 +134,17 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::effective_free`](crate::GpuBackend::effective_free).
     pub fn effective_free(&self) -> Result<EffectiveFree> {
         self.may_ask("asking for the free memory")?;
-        match self.ask_memory_info() {
-            Ok(info) => Ok(self.free_facts().effective(Some(info.free_bytes))?),
-            // On an integrated GPU the host still knows.
-            Err(error) => match self.free_facts().effective(None) {
-                Ok(free) => Ok(free),
-                Err(_) => Err(error).doing(|| "asking for the free memory".to_owned()),
-            },
+        self.ask_effective(self.cgroup_limit())
+    }
+
+    /// The effective figure, with a limit to be shown; the thread is known to be bound.
+    fn ask_effective(&self, cgroup_limit: Option<CgroupLimit>) -> Result<EffectiveFree> {
+        let answer = self.ask_memory_info();
+        // On an integrated GPU the host knows where the driver does not answer.
+        let free = self.free_facts().effective(answer.ok().map(|info| info.free_bytes), cgroup_limit);
+        match (free, answer) {
+            (Err(_), Err(error)) => Err(error).doing(|| "asking for the free memory".to_owned()),
+            (free, _) => Ok(free?),
         }
     }
 
@@ -138,7 +162,8 @@ impl MetraleCudaBackend {
             let mut was_asked = false;
             let now = poll.poll(Instant::now(), before, || {
                 was_asked = true;
-                self.ask_memory_info().inspect_err(|error| refused = Some(*error)).ok()
+                let free = self.ask_effective(None).map_err(|error| refused = Some(error)).ok()?;
+                Some(MemoryInfo { free_bytes: free.bytes, total_bytes: self.total_bytes() })
             });
             polled = now.or(polled);
             if !was_asked || refused.is_some() || resident() == before {
@@ -148,16 +173,60 @@ impl MetraleCudaBackend {
         }
         match (polled, refused) {
             (Some(polled), _) => Ok(polled),
-            (None, Some(error)) => Err(error).doing(|| "polling the free memory".to_owned()),
+            (None, Some(error)) => Err(error.context("polling the free memory")),
             (None, None) => Err(super::FreeUnknown { integrated: Some(self.facts().integrated) }.into()),
         }
     }
 
     pub(crate) fn free_facts(&self) -> FreeFacts<'_> {
         FreeFacts {
-            integrated: self.facts().integrated,
+            integrated: Some(self.facts().integrated),
             total_bytes: self.total_bytes(),
             meminfo: self.config().meminfo_path.as_deref(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use metrale_driver_sim::{FaultDriver, Profile, SimDriver};
+    use metrale_driver_sys::DriverFn;
+    use metrale_registry::CudaHost;
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// What [`cuda_free_memory_bytes`] does, on a driver of the test's.
+    #[test]
+    fn the_free_memory_of_the_current_device_is_the_effective_figure() {
+        let path = std::env::temp_dir().join(format!("metrale-meminfo-current-{}", std::process::id()));
+        std::fs::write(&path, "MemTotal: 127601452 kB\nMemAvailable: 100000000 kB\n").unwrap();
+        let of = |profile: Profile, lost: Option<DriverFn>| {
+            let driver: Arc<FaultDriver> = Arc::new(FaultDriver::new(Arc::new(SimDriver::new(profile))));
+            let host = CudaHost::acquire(driver.clone(), 0).unwrap();
+            let total = host.facts().total_bytes;
+            let mut hog = 0;
+            // SAFETY: the result pointer is a local.
+            unsafe { ask!(&*driver, cuMemAlloc_v2(&mut hog, (total - (30 << 30)) as usize)) }.unwrap();
+            if let Some(function) = lost {
+                driver.fail_every(function, 999);
+            }
+            let free = free_bytes_of_current(&*driver, Some(&path));
+            driver.clear();
+            (free, memory_info_of(&*driver).unwrap().free_bytes)
+        };
+        let (free, driver_free) = of(Profile::gb10(), None);
+        assert!(driver_free < 30 << 30);
+        assert_eq!(free, Ok(100_000_000 << 10));
+        for lost in [None, Some(DriverFn::cuDeviceGetAttribute), Some(DriverFn::cuCtxGetDevice)] {
+            let (free, driver_free) = of(Profile::h200(), lost);
+            assert_eq!(free, Ok(driver_free), "{lost:?}");
+        }
+        for lost in [DriverFn::cuDeviceGetAttribute, DriverFn::cuCtxGetDevice] {
+            let (free, driver_free) = of(Profile::gb10(), Some(lost));
+            assert_eq!(free, Ok(driver_free), "not known to be integrated: {lost}");
+        }
+        assert!(of(Profile::gb10(), Some(DriverFn::cuMemGetInfo_v2)).0.is_err());
+        std::fs::remove_file(&path).unwrap();
     }
 }

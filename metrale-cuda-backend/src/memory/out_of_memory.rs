@@ -5,8 +5,9 @@ use core::fmt;
 use std::panic::Location;
 
 use metrale_driver_sys::DriverError;
-use metrale_ledger::{AllocKind, ByteSize, Event, Label, SMALL_ALLOC_CHUNK, Snapshot};
+use metrale_ledger::{AllocKind, ByteSize, Event, Label, SMALL_ALLOC_CHUNK, Snapshot, file_line};
 
+use super::host_limit::HostMost;
 use crate::backend::MetraleCudaBackend;
 use crate::error::Remedy;
 
@@ -19,7 +20,7 @@ const EVENTS: usize = 10;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// `file:line:column`, or the scope's label.
+    /// `file:line`, or the scope's label.
     pub name: String,
     /// Bytes it holds, as asked for.
     pub bytes: u64,
@@ -31,10 +32,18 @@ pub struct Holder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// It never fits: the request is larger than the device.
+    /// It never fits: the request, with the bands around it and in whole pages, is larger than the device.
     AboveTotal {
         /// By how many bytes.
         excess_bytes: u64,
+    },
+    /// It never fits: pinned or managed memory above what there is of it in all.
+    AboveHost {
+        /// By how many bytes.
+        excess_bytes: u64,
+        /// The bytes there are: the host's memory or the limit of the process's control group, whichever is less, and for
+        /// managed memory the device's and the swap space too.
+        most_bytes: u64,
     },
     /// So much must be freed, and this backend holds that much.
     FreeOurs {
@@ -56,6 +65,13 @@ pub enum Verdict {
     EnoughIsFree,
     /// The host has no more to pin; the device's figures do not bear on it.
     Host,
+    /// The control group of this process limits host memory, and what is pinned already leaves too little.
+    HostLimit {
+        /// The limit in bytes.
+        limit_bytes: u64,
+        /// Bytes that must be freed.
+        missing_bytes: u64,
+    },
     /// The driver did not say how much is free.
     Unknown,
 }
@@ -99,27 +115,27 @@ pub struct OutOfMemory {
     pub last_events: Vec<Event>,
     /// What would have to go.
     pub verdict: Verdict,
-    /// The driver's answer; `None` where it was not asked, since the request is above the total.
+    /// The driver's answer; `None` where it was not asked, since the request is above the total or a limit.
     pub driver: Option<DriverError>,
 }
 
 impl OutOfMemory {
-    /// What the caller can do: no freeing helps a request for more than the device has.
+    /// What the caller can do: no freeing helps a request for more than there is.
     #[must_use]
-    pub fn remedy(&self) -> Remedy {
-        if self.kind != AllocKind::Pinned && self.requested_bytes > self.total_bytes {
-            Remedy::FixCall
-        } else {
-            Remedy::FreeAndRetry
+    pub const fn remedy(&self) -> Remedy {
+        match self.verdict {
+            Verdict::AboveTotal { .. } | Verdict::AboveHost { .. } => Remedy::FixCall,
+            _ => Remedy::FreeAndRetry,
         }
     }
 }
 
 impl MetraleCudaBackend {
-    /// Gathers the answer. The thread is known to be bound.
+    /// Gathers the answer for `bytes`, which take `needed_bytes` with what surrounds them. The thread is known to be bound.
     pub(crate) fn out_of_memory(
         &self,
         bytes: usize,
+        needed_bytes: usize,
         kind: AllocKind,
         site: &'static Location<'static>,
         driver: Option<DriverError>,
@@ -127,8 +143,16 @@ impl MetraleCudaBackend {
         // A driver that cannot say how much is free leaves the rest of the answer as useful as it was.
         let free_bytes = self.ask_memory_info().ok().map(|info| info.free_bytes);
         let snapshot = self.ledger_writer().ledger().snapshot();
-        let request =
-            Request { kind, bytes: bytes as u64, site, driver, ordinal: self.ordinal(), free_bytes };
+        let request = Request {
+            kind,
+            bytes: bytes as u64,
+            needed_bytes: needed_bytes as u64,
+            site,
+            driver,
+            ordinal: self.ordinal(),
+            free_bytes,
+            host: self.host_most(),
+        };
         let mut events = self.ledger_writer().ledger().recent_events();
         let last_events = events.split_off(events.len().saturating_sub(EVENTS));
         OutOfMemory { last_events, ..request.answer(&snapshot, self.total_bytes()) }
@@ -139,10 +163,12 @@ impl MetraleCudaBackend {
 struct Request {
     kind: AllocKind,
     bytes: u64,
+    needed_bytes: u64,
     site: &'static Location<'static>,
     driver: Option<DriverError>,
     ordinal: usize,
     free_bytes: Option<u64>,
+    host: HostMost,
 }
 
 impl Request {
@@ -173,7 +199,13 @@ impl Request {
             slack_bytes: totals.slack_bytes,
             arena_resident_bytes: totals.arena_resident_bytes,
             pinned_bytes: totals.pinned_bytes,
-            verdict: verdict(self.kind, self.bytes, self.free_bytes, total_bytes, held, &sites, &scopes),
+            verdict: match self.kind {
+                AllocKind::Pinned => pinned_verdict(self.bytes, totals.pinned_bytes, self.host),
+                AllocKind::Managed if self.bytes > self.host.managed_bytes => {
+                    above_host(self.bytes, self.host.managed_bytes)
+                }
+                kind => verdict(kind, self.needed_bytes, self.free_bytes, total_bytes, held, &sites, &scopes),
+            },
             largest_sites: sites.into_iter().take(ROWS).collect(),
             largest_scopes: scopes.into_iter().take(ROWS).collect(),
             last_events: Vec::new(),
@@ -182,7 +214,25 @@ impl Request {
     }
 }
 
-/// What would have to go for `bytes` to fit, where this backend keeps `held` bytes of pages.
+const fn above_host(bytes: u64, most_bytes: u64) -> Verdict {
+    Verdict::AboveHost { excess_bytes: bytes - most_bytes, most_bytes }
+}
+
+/// What would have to go for `bytes` to be pinned, where this backend has pinned `pinned_bytes`.
+fn pinned_verdict(bytes: u64, pinned_bytes: u64, host: HostMost) -> Verdict {
+    if bytes > host.pinned_bytes {
+        return above_host(bytes, host.pinned_bytes);
+    }
+    let wanted = pinned_bytes.saturating_add(bytes);
+    match host.limit_bytes {
+        Some(limit_bytes) if wanted > limit_bytes => {
+            Verdict::HostLimit { limit_bytes, missing_bytes: wanted - limit_bytes }
+        }
+        _ => Verdict::Host,
+    }
+}
+
+/// What would have to go for `bytes` of device memory to fit, where this backend keeps `held` bytes of pages.
 fn verdict(
     kind: AllocKind,
     bytes: u64,
@@ -192,15 +242,13 @@ fn verdict(
     sites: &[Holder],
     scopes: &[Holder],
 ) -> Verdict {
-    if kind == AllocKind::Pinned {
-        return Verdict::Host;
-    }
-    if bytes > total && kind != AllocKind::Managed {
-        return Verdict::AboveTotal { excess_bytes: bytes - total };
-    }
-    let Some(free) = free else { return Verdict::Unknown };
     // New memory comes in whole pages; what is smaller was refused because no chunk had a large enough hole and no page was left.
     let needed = bytes.checked_next_multiple_of(SMALL_ALLOC_CHUNK).unwrap_or(u64::MAX);
+    if needed > total && kind != AllocKind::Managed {
+        let least = if bytes > total { bytes } else { needed };
+        return Verdict::AboveTotal { excess_bytes: least - total };
+    }
+    let Some(free) = free else { return Verdict::Unknown };
     let missing_bytes = needed.saturating_sub(free);
     if missing_bytes == 0 {
         return Verdict::EnoughIsFree;
@@ -228,7 +276,12 @@ fn how_many(holders: &[Holder], bytes: u64) -> Option<usize> {
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let requested = ByteSize(self.requested_bytes);
-        write!(f, "out of memory: {requested} of {} memory asked for at {}", self.kind, self.site)?;
+        write!(
+            f,
+            "out of memory: {requested} of {} memory asked for at {}",
+            self.kind,
+            file_line(self.site)
+        )?;
         match self.driver {
             Some(driver) => write!(f, " ({driver})")?,
             None => f.write_str(" (the driver was not asked)")?,
@@ -282,6 +335,13 @@ impl fmt::Display for Verdict {
                 "it never will, because it is {} more than the whole device: split it, or use a smaller or quantized model",
                 ByteSize(excess_bytes)
             ),
+            Self::AboveHost { excess_bytes, most_bytes } => write!(
+                f,
+                "it never will, because it is {} more than the {} there are on this machine and in this process's control \
+                 group: split it, or raise the group's limit",
+                ByteSize(excess_bytes),
+                ByteSize(most_bytes)
+            ),
             Self::FreeOurs { missing_bytes, sites, scopes } => {
                 write!(f, "{} must go; ", ByteSize(missing_bytes))?;
                 match (sites, scopes) {
@@ -310,6 +370,13 @@ impl fmt::Display for Verdict {
             Self::Host => f.write_str(
                 "free pinned memory, or see the host's free memory and the limits on this process (ulimit -l, a \
                  container's memory)",
+            ),
+            Self::HostLimit { limit_bytes, missing_bytes } => write!(
+                f,
+                "{} of pinned memory must go, because the control group of this process limits host memory to {}; or raise \
+                 that limit (a container's memory)",
+                ByteSize(missing_bytes),
+                ByteSize(limit_bytes)
             ),
             Self::Unknown => f.write_str("free memory and try again"),
         }
@@ -364,8 +431,27 @@ mod tests {
             device(4096, 2 * MIB - 1, 2 * MIB, &[1]),
             Verdict::FreeOurs { missing_bytes: 1, sites: Some(1), scopes: None }
         );
-        assert_eq!(verdict(AllocKind::Device, 1, None, 2, 0, &[], &[]), Verdict::Unknown);
-        assert_eq!(verdict(AllocKind::Pinned, 1, Some(0), 2, 0, &[], &[]), Verdict::Host);
+        assert_eq!(verdict(AllocKind::Device, 1, None, 4 * MIB, 0, &[], &[]), Verdict::Unknown);
+        // In whole pages it is more than the device has, though its bytes are not.
+        assert_eq!(
+            verdict(AllocKind::Device, 2 * MIB + 1, Some(0), 3 * MIB, 0, &[], &[]),
+            Verdict::AboveTotal { excess_bytes: MIB }
+        );
+    }
+
+    #[test]
+    fn what_can_be_pinned_is_bounded_by_the_host_and_by_the_groups_limit() {
+        let host = |most, limit_bytes| HostMost { pinned_bytes: most, managed_bytes: most, limit_bytes };
+        assert_eq!(pinned_verdict(100, 50, host(100, None)), Verdict::Host);
+        assert_eq!(
+            pinned_verdict(101, 0, host(100, None)),
+            Verdict::AboveHost { excess_bytes: 1, most_bytes: 100 }
+        );
+        assert_eq!(pinned_verdict(50, 50, host(100, Some(100))), Verdict::Host);
+        let limited = pinned_verdict(60, 50, host(100, Some(100)));
+        assert_eq!(limited, Verdict::HostLimit { limit_bytes: 100, missing_bytes: 10 });
+        assert!(limited.to_string().contains("control group"), "{limited}");
+        assert!(matches!(pinned_verdict(u64::MAX, u64::MAX, host(1, Some(1))), Verdict::AboveHost { .. }));
     }
 
     #[test]

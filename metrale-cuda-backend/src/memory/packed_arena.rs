@@ -11,7 +11,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use anyhow::Result;
-use metrale_ledger::{AllocKind, ByteSize, LiveAllocation, SubRangeError};
+use metrale_ledger::{AllocKind, ByteSize, LiveAllocation, SubRangeError, file_line};
 use parking_lot::Mutex;
 
 use crate::backend::MetraleCudaBackend;
@@ -25,9 +25,9 @@ use crate::memory::arena_space::{ARENA_GRANULE, ArenaSpace};
 pub enum ArenaError {
     /// No free stretch is long enough.
     #[error(
-        "no space for {name} ({}, aligned to {align}) in the arena of {} from {arena_site}: it holds {parts} parts, {} are \
+        "no space for {name} ({}, aligned to {align}) in the arena of {} from {}: it holds {parts} parts, {} are \
          free, {} the longest stretch; make the arena larger, or free parts",
-        ByteSize(*bytes), ByteSize(*arena_bytes), ByteSize(*free_bytes), ByteSize(*largest_hole_bytes)
+        ByteSize(*bytes), ByteSize(*arena_bytes), file_line(arena_site), ByteSize(*free_bytes), ByteSize(*largest_hole_bytes)
     )]
     NoSpace {
         /// The name that was to be.
@@ -48,7 +48,7 @@ pub enum ArenaError {
         largest_hole_bytes: u64,
     },
     /// What was to be freed is no part of this arena, or no longer; the line of the first free is told where it is known.
-    #[error("free_part called at {site}: {cause}")]
+    #[error("free_part called at {}: {cause}", file_line(site))]
     NotAPart {
         /// The line that called.
         site: &'static Location<'static>,
@@ -200,13 +200,15 @@ impl<B: Deref<Target = MetraleCudaBackend>> PackedArena<B> {
     ) -> Result<DevicePtr> {
         if bytes == 0 {
             return Err(BadArgument::new(format!(
-                "{name} of 0 bytes at {site}: skip it, and use null for an empty tensor"
+                "{name} of 0 bytes at {}: skip it, and use null for an empty tensor",
+                file_line(site)
             ))
             .into());
         }
         if !align.is_power_of_two() {
             return Err(BadArgument::new(format!(
-                "{name} aligned to {align} at {site}: give a power of two"
+                "{name} aligned to {align} at {}: give a power of two",
+                file_line(site)
             ))
             .into());
         }

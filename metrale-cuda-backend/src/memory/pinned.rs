@@ -108,6 +108,7 @@ impl MetraleCudaBackend {
         let site = Location::caller();
         refuse_no_bytes(bytes, AllocKind::Pinned, site)?;
         self.bound("allocating pinned memory")?;
+        self.within_host_limit(bytes, site)?;
         self.outside_capture(Reach::Thread, "allocating pinned memory", ALLOCATE_BEFORE)?;
         let mut address = core::ptr::null_mut();
         // SAFETY: the result pointer is a local.

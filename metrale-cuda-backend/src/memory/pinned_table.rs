@@ -8,6 +8,8 @@ use std::collections::HashMap;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use metrale_ledger::file_line;
+
 use crate::handle_tombstones::HandleTombstones;
 use crate::memory::PinnedPtr;
 
@@ -17,14 +19,15 @@ use crate::memory::PinnedPtr;
 /// Where nothing pinned is at the address and a ledger is kept, its [`FreeError`](crate::FreeError) says more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "free_pinned called at {site}: {pinned} of {} bytes {}{}",
+    "free_pinned called at {}: {pinned} of {} bytes {}{}",
+    file_line(site),
     pinned.len(),
     match freed_at {
-        Some(freed_at) => format!("was freed before at {freed_at}"),
+        Some(freed_at) => format!("was freed before at {}", file_line(freed_at)),
         None => "is none of this backend's, or was freed longer ago than is remembered".to_owned(),
     },
     match now {
-        Some((bytes, site)) => format!("; what is pinned there now, {bytes} bytes from {site}, belongs to another handle and stays"),
+        Some((bytes, site)) => format!("; what is pinned there now, {bytes} bytes from {}, belongs to another handle and stays", file_line(site)),
         None => String::new(),
     }
 )]

@@ -11,7 +11,7 @@ use std::panic::Location;
 
 use anyhow::{Error, Result};
 use metrale_driver_sys::DriverError;
-use metrale_ledger::{AllocKind, Whois};
+use metrale_ledger::{AllocKind, Whois, file_line};
 
 use super::pattern::{BandChange, Pattern};
 use super::zones::{Padded, Plan};
@@ -194,7 +194,7 @@ impl MetraleCudaBackend {
             Side::Back => "in the red zone behind",
             Side::Freed => "in memory that was freed and is in quarantine:",
         };
-        Some(format!("{zone} {address:#x} ({bytes} bytes, allocated at {site})"))
+        Some(format!("{zone} {address:#x} ({bytes} bytes, allocated at {})", file_line(site)))
     }
 
     /// Waits for the work queued so far on every stream this backend knows: the legacy one, its own, those it made or

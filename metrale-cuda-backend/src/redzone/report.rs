@@ -6,7 +6,7 @@ use core::panic::Location;
 use core::time::Duration;
 use std::sync::Arc;
 
-use metrale_ledger::ByteSize;
+use metrale_ledger::{ByteSize, file_line};
 
 use super::BandChange;
 
@@ -86,7 +86,7 @@ impl fmt::Display for Violation {
             self.index,
             ByteSize::of(self.bytes),
             self.address,
-            self.site
+            file_line(self.site)
         )?;
         if let Some(scope) = &self.scope {
             write!(f, ", scope {scope}")?;

@@ -6,6 +6,7 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::time::Instant;
 
+use metrale_ledger::file_line;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::device::Scanner;
@@ -178,7 +179,7 @@ impl Zones {
         let index = creation::next_index();
         if self.config.trace_index == Some(index) {
             let trace = std::backtrace::Backtrace::force_capture();
-            tracing::warn!("allocation {index} of {bytes} bytes is made at {site}:\n{trace}");
+            tracing::warn!("allocation {index} of {bytes} bytes is made at {}:\n{trace}", file_line(site));
         }
         Ok(Plan { layout: self.config.layout(bytes, index)?, index })
     }

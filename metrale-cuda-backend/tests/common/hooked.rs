@@ -6,7 +6,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use metrale_cuda_backend::DriverApi;
-use metrale_driver_sim::driver_sys::{CUdevice_attribute, CUresult, DriverFn, for_each_driver_function};
+use metrale_driver_sim::driver_sys::{
+    CUDA_ERROR_NOT_SUPPORTED, CUdevice_attribute, CUresult, DriverFn, for_each_driver_function,
+};
 
 type Hook = Arc<dyn Fn(DriverFn) + Send + Sync>;
 
@@ -14,18 +16,24 @@ type Hook = Arc<dyn Fn(DriverFn) + Send + Sync>;
 pub struct HookedDriver {
     inner: Arc<dyn DriverApi>,
     hook: Mutex<Option<Hook>>,
-    attributes: Mutex<HashMap<CUdevice_attribute, i32>>,
-    lacks: Option<DriverFn>,
+    attributes: Mutex<HashMap<CUdevice_attribute, Result<i32, CUresult>>>,
+    lacks: Vec<DriverFn>,
 }
 
 impl HookedDriver {
     pub fn new(inner: Arc<dyn DriverApi>) -> Self {
-        Self { inner, hook: Mutex::new(None), attributes: Mutex::default(), lacks: None }
+        Self { inner, hook: Mutex::new(None), attributes: Mutex::default(), lacks: Vec::new() }
     }
 
     /// A driver without an optional function.
     pub fn lacking(inner: Arc<dyn DriverApi>, function: DriverFn) -> Self {
-        Self { lacks: Some(function), ..Self::new(inner) }
+        Self { lacks: vec![function], ..Self::new(inner) }
+    }
+
+    /// A driver without any optional function.
+    pub fn basics(inner: Arc<dyn DriverApi>) -> Self {
+        let lacks = DriverFn::ALL.iter().copied().filter(|function| !function.is_required()).collect();
+        Self { lacks, ..Self::new(inner) }
     }
 
     /// Calls `hook` before every call from now on, on the calling thread, which it may keep waiting.
@@ -35,7 +43,12 @@ impl HookedDriver {
 
     /// Answers a device attribute by this value from now on.
     pub fn answer_attribute(&self, which: CUdevice_attribute, value: i32) {
-        self.attributes.lock().unwrap().insert(which, value);
+        self.attributes.lock().unwrap().insert(which, Ok(value));
+    }
+
+    /// Refuses to answer a device attribute from now on.
+    pub fn fail_attribute(&self, which: CUdevice_attribute, status: CUresult) {
+        self.attributes.lock().unwrap().insert(which, Err(status));
     }
 
     fn call(&self, function: DriverFn, inner: impl FnOnce() -> CUresult) -> CUresult {
@@ -43,7 +56,7 @@ impl HookedDriver {
         if let Some(hook) = hook {
             hook(function);
         }
-        inner()
+        if self.lacks.contains(&function) { CUDA_ERROR_NOT_SUPPORTED } else { inner() }
     }
 }
 
@@ -65,7 +78,8 @@ macro_rules! body {
         let asked = || unsafe { $self.inner.cuDeviceGetAttribute($value, $which, $device) };
         let status = $self.call(DriverFn::cuDeviceGetAttribute, asked);
         match set {
-            Some(set) => {
+            Some(Err(status)) => status,
+            Some(Ok(set)) => {
                 // SAFETY: the caller's promise is that the result can be written.
                 unsafe { $value.write(set) };
                 0
@@ -84,7 +98,7 @@ macro_rules! forward {
         #[allow(non_snake_case, reason = "functions and arguments keep the C spelling")]
         impl DriverApi for HookedDriver {
             fn provides(&self, function: DriverFn) -> bool {
-                self.lacks != Some(function) && self.inner.provides(function)
+                !self.lacks.contains(&function) && self.inner.provides(function)
             }
 
             fn source(&self) -> String {

@@ -6,7 +6,7 @@ use std::fmt;
 use super::bytes::{u16_at, u32_at};
 use super::cubin::{ELF_MAGIC, EM_CUDA};
 use super::fatbin::{FATBIN_MAGIC, FATBIN_WRAPPER_MAGIC};
-use super::ptx::{Lexer, Text, TokenKind};
+use super::ptx::{BYTE_ORDER_MARK, Lexer, Text, TokenKind, is_text_byte};
 
 /// What some bytes are, by their content. Displays as the end of a sentence that begins "this is".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,6 +53,9 @@ pub enum ImageKind {
     GitLfsPointer,
     /// Text in UTF-16.
     Utf16Text,
+    /// A UTF-8 byte order mark with something behind it that is no text, such as an ELF or a fatbin. A driver skips the
+    /// mark and reads an ELF behind it, which can end the process.
+    MarkedBinary,
     /// Text without any PTX directive.
     Text,
     /// None of these.
@@ -63,34 +66,49 @@ impl ImageKind {
     /// Looks at the content. Reads at most some kilobytes, unless a text opens with longer comments.
     #[must_use]
     pub fn of(image: &[u8]) -> Self {
+        let by_text = || Self::of_text(&Text::of(image));
+        let Some(marked) = image.strip_prefix(BYTE_ORDER_MARK) else {
+            return Self::of_first_bytes(image).unwrap_or_else(by_text);
+        };
+        // A driver skips the mark and then decides by the bytes, whatever directives stand among them.
+        match Self::of_first_bytes(marked).unwrap_or_else(by_text) {
+            Self::Cubin
+            | Self::TruncatedElf
+            | Self::ForeignElf { .. }
+            | Self::Fatbin
+            | Self::FatbinWrapper
+            | Self::Unknown => Self::MarkedBinary,
+            kind => kind,
+        }
+    }
+
+    /// What the first bytes alone tell.
+    fn of_first_bytes(image: &[u8]) -> Option<Self> {
         if image.iter().all(|byte| byte.is_ascii_whitespace() || *byte == 0) {
-            return Self::Empty;
+            return Some(Self::Empty);
+        }
+        if image.starts_with(&ELF_MAGIC) {
+            return Some(Self::of_elf(image));
+        }
+        match u32_at(image, 0) {
+            Some(FATBIN_MAGIC) => return Some(Self::Fatbin),
+            Some(FATBIN_WRAPPER_MAGIC) => return Some(Self::FatbinWrapper),
+            _ => {}
         }
         match image {
-            [0x1f, 0x8b, ..] => return Self::Gzip,
-            [b'P', b'K', 3 | 5, 4 | 6, ..] => return Self::Zip,
-            [b'B', b'C', 0xc0, 0xde, ..] | [0xde, 0xc0, 0x17, 0x0b, ..] => return Self::LlvmBitcode,
-            [0x03, 0x02, 0x23, 0x07, ..] | [0x07, 0x23, 0x02, 0x03, ..] => return Self::SpirV,
-            [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => return Self::Utf16Text,
+            [0x1f, 0x8b, ..] => Some(Self::Gzip),
+            [b'P', b'K', 3 | 5, 4 | 6, ..] => Some(Self::Zip),
+            [b'B', b'C', 0xc0, 0xde, ..] | [0xde, 0xc0, 0x17, 0x0b, ..] => Some(Self::LlvmBitcode),
+            [0x03, 0x02, 0x23, 0x07, ..] | [0x07, 0x23, 0x02, 0x03, ..] => Some(Self::SpirV),
+            [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => Some(Self::Utf16Text),
             [first, 0, second, 0, ..] | [0, first, 0, second, ..]
                 if first.is_ascii_graphic() && (second.is_ascii_graphic() || *second == b' ') =>
             {
-                return Self::Utf16Text;
+                Some(Self::Utf16Text)
             }
-            _ => {}
+            _ if image.starts_with(b"!<arch>\n") => Some(Self::Archive),
+            _ => None,
         }
-        if image.starts_with(&ELF_MAGIC) {
-            return Self::of_elf(image);
-        }
-        match u32_at(image, 0) {
-            Some(FATBIN_MAGIC) => return Self::Fatbin,
-            Some(FATBIN_WRAPPER_MAGIC) => return Self::FatbinWrapper,
-            _ => {}
-        }
-        if image.starts_with(b"!<arch>\n") {
-            return Self::Archive;
-        }
-        Self::of_text(&Text::of(image))
     }
 
     /// Whether this is something a driver loads.
@@ -107,6 +125,10 @@ impl ImageKind {
     }
 
     fn of_text(text: &Text<'_>) -> Self {
+        // A driver decides by the first byte whether to look for directives at all.
+        if text.leading_bytes.is_empty() && !text.code.first().is_some_and(|&first| is_text_byte(first)) {
+            return Self::Unknown;
+        }
         let start = text.code.trim_ascii_start();
         let opens_with =
             |prefix: &[u8]| start.len() >= prefix.len() && start[..prefix.len()].eq_ignore_ascii_case(prefix);
@@ -203,6 +225,9 @@ impl fmt::Display for ImageKind {
             Self::SpirV => "a SPIR-V module, not a CUDA one",
             Self::GitLfsPointer => "a git LFS pointer, not the file it stands for: run git lfs pull",
             Self::Utf16Text => "UTF-16 text; a driver reads PTX in ASCII only",
+            Self::MarkedBinary => {
+                "binary data behind a UTF-8 byte order mark, which only text may have: pass the bytes without it"
+            }
             Self::Text => "text without any PTX directive",
             Self::Unknown => "neither PTX text nor a cubin nor a fatbin",
         };

@@ -347,6 +347,23 @@ fn a_damaged_image_is_answered() {
     }
 }
 
+/// An H200 answers 200 to a fatbin behind a mark, and ends the process at an ELF with a section table out of bounds.
+#[test]
+fn binary_data_behind_a_byte_order_mark_is_no_text() {
+    for binary in [
+        &b"\x7fELF\x02\x01\x01\x33\x07\n.version 8.0\n.func f"[..],
+        b"\x50\xed\x55\xba\n.version 8.0\n.func f",
+    ] {
+        let image = [b"\xef\xbb\xbf", binary, b"\0"].concat();
+        // SAFETY: neither ELF nor fatbin by its first bytes, and it ends in NUL.
+        let bytes = unsafe { image_bytes(image.as_ptr().cast()) }.unwrap();
+        assert_eq!(bytes.len(), image.len() - 1);
+        let refusal = load(bytes, &H200).unwrap_err();
+        assert_eq!(refusal.status, CUDA_ERROR_INVALID_IMAGE);
+        assert!(refusal.log.contains("binary data behind a UTF-8 byte order mark"), "{}", refusal.log);
+    }
+}
+
 #[test]
 fn a_null_pointer_is_refused() {
     // SAFETY: null is allowed.

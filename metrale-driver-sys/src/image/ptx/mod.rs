@@ -20,3 +20,4 @@ pub use initial::Initial;
 pub use lexer::{Lexer, Token, TokenKind};
 pub use module::Ptx;
 pub use text::Text;
+pub(super) use text::{BYTE_ORDER_MARK, is_text_byte};

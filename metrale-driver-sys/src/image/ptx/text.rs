@@ -2,7 +2,7 @@
 //! Where the PTX begins and ends among the bytes handed over.
 
 /// U+FEFF in UTF-8.
-const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+pub(in super::super) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// The bytes of an image as text: the bytes before it, the text itself, and what follows its NUL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,11 +44,15 @@ impl<'a> Text<'a> {
     }
 }
 
+/// Whether a PTX text may begin with this byte.
+pub(in super::super) const fn is_text_byte(byte: u8) -> bool {
+    byte.is_ascii_graphic() || byte.is_ascii_whitespace()
+}
+
 /// How many bytes stand in front of the first comment or directive, where the very first byte is no text.
 fn leading_bytes(bytes: &[u8]) -> usize {
     const LOOK_AT: usize = 4096;
-    let is_text = |byte: u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
-    if bytes.first().is_none_or(|&first| is_text(first)) {
+    if bytes.first().is_none_or(|&first| is_text_byte(first)) {
         return 0;
     }
     let head = &bytes[..bytes.len().min(LOOK_AT)];

@@ -30,7 +30,7 @@ const SMALL_ALLOCATION_BYTES: u64 = 128 << 10;
 ///
 /// ```
 /// use metrale_cuda_backend::DevicePtr;
-/// use metrale_cuda_backend::tensor_map::{ElementType, Swizzle, TensorMapSpec};
+/// use metrale_cuda_backend::tensormap::{ElementType, Swizzle, TensorMapSpec};
 ///
 /// let spec = TensorMapSpec::packed(ElementType::Bf16, DevicePtr(0x7f00_0000_0000), &[4096, 1024], &[64, 128])
 ///     .swizzle(Swizzle::Bytes128);
@@ -43,7 +43,7 @@ const SMALL_ALLOCATION_BYTES: u64 = 128 << 10;
 ///     "this tensor map cannot be encoded: boxDim[0]: the inner side of the box is 256 bytes, and the swizzle permutes \
 ///      within 128 bytes"
 /// );
-/// # Ok::<(), metrale_cuda_backend::tensor_map::TensorMapError>(())
+/// # Ok::<(), metrale_cuda_backend::tensormap::TensorMapError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -141,12 +141,12 @@ impl TensorMapSpec {
     ///
     /// ```
     /// use metrale_cuda_backend::DevicePtr;
-    /// use metrale_cuda_backend::tensor_map::TensorMapSpec;
+    /// use metrale_cuda_backend::tensormap::TensorMapSpec;
     ///
     /// let spec = TensorMapSpec::tiled_2d_bf16(DevicePtr(0x7f00_0000_0000), 1024, 4096, 4096, 128, 64);
     /// assert_eq!((spec.dims.as_slice(), spec.strides_bytes.as_slice()), (&[4096, 1024][..], &[8192][..]));
     /// spec.check()?;
-    /// # Ok::<(), metrale_cuda_backend::tensor_map::TensorMapError>(())
+    /// # Ok::<(), metrale_cuda_backend::tensormap::TensorMapError>(())
     /// ```
     #[must_use]
     pub fn tiled_2d_bf16(
