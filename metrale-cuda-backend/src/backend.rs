@@ -27,7 +27,8 @@ use crate::handles::{Handles, Kind, is_the_drivers};
 use crate::launch::Kernels;
 use crate::ledger_writer::LedgerWriter;
 use crate::memory::{
-    Cost, Costs, MemInfo, MemInfoError, MemoryInfo, PinnedTable, Polling, memory_info_of, small_most,
+    Cost, Costs, MemInfo, MemInfoError, MemoryInfo, OwnedArenas, PinnedTable, Polling, memory_info_of,
+    small_most,
 };
 use crate::op_cache::OpCache;
 use crate::parts::{HAS_REDZONE, TIMES_SPANS};
@@ -52,6 +53,7 @@ pub struct MetraleCudaBackend {
     costs: Costs,
     polling: Polling,
     pinned: Mutex<PinnedTable>,
+    owned_arenas: OwnedArenas,
     streams: Handles,
     events: Handles,
     kernels: Kernels,
@@ -176,14 +178,16 @@ impl BackendBuilder {
         registry.observe_look_ups(look_up_observer(Arc::clone(&audit)));
         let reads_pageable_memory = reads_pageable_memory(&host);
         let small_most = small_most(&config, host.facts().total_bytes);
+        let ledger_writer = LedgerWriter::new(config.recent_events);
         let backend = MetraleCudaBackend {
             audit,
-            graph_client: GraphClient::new(&host),
-            ledger_writer: LedgerWriter::new(config.recent_events),
+            graph_client: GraphClient::new(&host, ledger_writer.ledger().probe()),
+            ledger_writer,
             zones: Zones::new(config.redzone.clone()),
             costs,
             polling: Polling::default(),
             pinned: Mutex::default(),
+            owned_arenas: OwnedArenas::default(),
             streams: Handles::new(Kind::Stream),
             events: Handles::new(Kind::Event),
             kernels: Kernels::default(),
@@ -468,6 +472,11 @@ impl MetraleCudaBackend {
     /// The live pinned memory, locked. Never held over a call of the driver.
     pub(crate) fn pinned_table(&self) -> MutexGuard<'_, PinnedTable> {
         self.pinned.lock()
+    }
+
+    /// The arenas that a value of this crate owns.
+    pub(crate) const fn owned_arenas(&self) -> &OwnedArenas {
+        &self.owned_arenas
     }
 
     /// The streams it knows, but for its own.

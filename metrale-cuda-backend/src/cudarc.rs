@@ -2,16 +2,17 @@
 //! Allocations of cudarc on the ledger. Feature `cudarc`.
 
 use core::fmt;
-use core::ops::{Deref, DerefMut};
+use core::ops::Deref;
 use std::panic::Location;
 
 use anyhow::Error;
-use cudarc::driver::{CudaSlice, DevicePtr as _};
+use cudarc::driver::{CudaSlice, CudaViewMut, DevicePtr as _};
 use metrale_ledger::{AllocKind, Whois};
 
 use crate::backend::MetraleCudaBackend;
 use crate::error::BadArgument;
 use crate::gpu::DevicePtr;
+use crate::memory::ArenaOwner;
 
 /// A slice that the ledger refuses, returned as it was.
 pub struct AdoptError<T> {
@@ -47,7 +48,7 @@ fn owned_elsewhere(addr: u64, bytes: usize, whose: &str) -> BadArgument {
 }
 
 /// A slice of cudarc's while it is on the ledger; from [`MetraleCudaBackend::adopt`]. Derefs to the
-/// slice; dropping it removes it from the ledger and lets cudarc free it.
+/// slice for reading, and [`as_view_mut`](Self::as_view_mut) is for writing; dropping it removes it from the ledger and lets cudarc free it.
 ///
 /// It is recorded as an arena because cudarc is its owner: a sweep does not free it. cudarc allocates from the device's
 /// memory pool where there is one, and a pool keeps pages by rules of its own, so that what the driver keeps for it is not
@@ -87,13 +88,15 @@ impl LedgerEntry<'_> {
 
 impl Drop for LedgerEntry<'_> {
     fn drop(&mut self) {
-        if self.is_freed {
-            self.end_its_graphs();
-        }
+        // Off the ledger first: from then on no capture comes to use it, and none that does is missed.
         if let Err(error) = self.backend.ledger_writer().forget(self.ptr.0, AllocKind::Arena) {
             tracing::error!(
                 "an allocation of cudarc's was not on the ledger when its adoption ended: {error}"
             );
+        }
+        self.backend.owned_arenas().disown(self.ptr.0);
+        if self.is_freed {
+            self.end_its_graphs();
         }
     }
 }
@@ -103,6 +106,13 @@ impl<T> Adopted<'_, T> {
     #[must_use]
     pub const fn ptr(&self) -> DevicePtr {
         self.entry.ptr
+    }
+
+    /// All of it for writing, for cudarc's calls. A view and not the slice, which could be swapped for another: this value would then
+    /// take the other one's record off the ledger.
+    #[must_use]
+    pub fn as_view_mut(&mut self) -> CudaViewMut<'_, T> {
+        self.slice.as_view_mut()
     }
 
     /// Takes it off the ledger and gives cudarc's slice back, which from then on is the caller's to keep as long as graphs
@@ -121,12 +131,6 @@ impl<T> Deref for Adopted<'_, T> {
 
     fn deref(&self) -> &CudaSlice<T> {
         &self.slice
-    }
-}
-
-impl<T> DerefMut for Adopted<'_, T> {
-    fn deref_mut(&mut self) -> &mut CudaSlice<T> {
-        &mut self.slice
     }
 }
 
@@ -166,6 +170,7 @@ impl MetraleCudaBackend {
                 cause: owned_elsewhere(addr, bytes, &misuse.to_string()).into(),
             });
         }
+        self.owned_arenas().own(addr, ArenaOwner::Adopted);
         Ok(Adopted { entry: LedgerEntry { backend: self, ptr: DevicePtr(addr), is_freed: true }, slice })
     }
 }

@@ -4,7 +4,7 @@
 //! | [`Remedy`] | causes |
 //! |---|---|
 //! | [`FreeAndRetry`](Remedy::FreeAndRetry) | [`OutOfMemory`] of what can fit, [`BelowFloor`] |
-//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`ArenaError`], [`CopyOutOfBounds`], [`NotDeviceMemory`], [`FreeError`], [`StalePinned`], [`ConfigError`], [`OutOfMemory`] of more than there is, [`FeatureOff`], [`PreflightError`], [`TargetMismatch`], [`NTileError`], [`TooLargeForBands`], [`TableFull`], [`TensorMapError`], [`TensorMapOutOfBounds`], [`WatchdogError`], [`FreeUnknown`], [`MemInfoError`], [`AccountError`], [`Capturing`], [`NotCapturing`], [`PinnedByGraph`], [`NotSupported`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
+//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`ArenaError`], [`CopyOutOfBounds`], [`NotDeviceMemory`], [`FreeError`], [`StalePinned`], [`ConfigError`], [`OutOfMemory`] of more than there is, [`FeatureOff`], [`PreflightError`], [`TargetMismatch`], [`NTileError`], [`TooLargeForBands`], [`TableFull`], [`TensorMapError`], [`TensorMapOutOfBounds`], [`WatchdogError`], [`FreeUnknown`], [`MemInfoError`], [`AccountError`], [`Capturing`], [`NotCapturing`], [`PinnedByGraph`], [`StreamInUse`], [`NotSupported`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
 //! | [`Relaunch`](Remedy::Relaunch) | [`ContextLost`], [`KernelFault`], [`GraphFault`], and whatever carries a status the context does not survive |
 //! | [`ReportBug`](Remedy::ReportBug) | [`LedgerConflict`], statuses that no call of ours should bring |
 //!
@@ -18,7 +18,7 @@ use metrale_registry::{HostError, LaunchError, RegistryError};
 
 use crate::config::ConfigError;
 use crate::fault_latch::FaultReason;
-use crate::graph::{Capturing, GraphFault, NotCapturing, PinnedByGraph};
+use crate::graph::{Capturing, GraphFault, NotCapturing, PinnedByGraph, StreamInUse};
 use crate::launch::KernelFault;
 use crate::memory::{
     AccountError, ArenaError, BelowFloor, CopyOutOfBounds, FreeError, FreeUnknown, MemInfoError,
@@ -96,6 +96,7 @@ pub fn remedy(error: &anyhow::Error) -> Option<Remedy> {
             || cause.is::<Capturing>()
             || cause.is::<NotCapturing>()
             || cause.is::<PinnedByGraph>()
+            || cause.is::<StreamInUse>()
             || cause.is::<NotSupported>()
         {
             Some(Remedy::FixCall)

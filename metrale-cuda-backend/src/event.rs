@@ -79,7 +79,6 @@ impl MetraleCudaBackend {
     ) -> Result<()> {
         let _ordered = self.graph_client().shared.exclude_event_calls();
         let wait = self.may_wait(stream, event, doing)?;
-        let _alone = self.joins(wait);
         // SAFETY: no memory is passed; the caller's promise for event and stream.
         let answer = unsafe { ask!(self.driver(), cuStreamWaitEvent(stream, event, 0)) };
         self.waited(stream, event, wait, doing, answer);

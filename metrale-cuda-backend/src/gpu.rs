@@ -168,18 +168,21 @@ pub trait GpuBackend: Send + Sync {
     /// Frees what [`alloc_arena`](Self::alloc_arena) returned. Otherwise as [`free`](Self::free).
     ///
     /// # Errors
-    /// As [`free`](Self::free); what is no arena is refused.
+    /// As [`free`](Self::free); what is no arena is refused, and so, with [`BadArgument`](crate::BadArgument), is what a value of
+    /// this crate owns and frees itself: a [`PackedArena`](crate::PackedArena), scratch memory of an operation, an adopted
+    /// allocation of cudarc's.
     #[track_caller]
     fn free_arena(&self, ptr: DevicePtr) -> Result<()>;
 
     /// Allocates `bytes` of pinned host memory, all zero, registered with the ledger and accounted apart.
     ///
-    /// May block for long: pinning costs milliseconds for hundreds of MiB. Refused on a thread that captures.
+    /// May block for long: pinning costs milliseconds for hundreds of MiB. Refused on a thread that captures. Waits for no call on
+    /// another thread: memory where a copy or fill follows an address right now is not given out, and other memory is asked for.
     ///
     /// # Errors
     /// [`OutOfMemory`](crate::OutOfMemory) when the host has no more to pin, or the control group of this process allows no
-    /// more, for which the driver is not asked; [`BadArgument`](crate::BadArgument) for 0
-    /// bytes.
+    /// more, for which the driver is not asked; [`BadArgument`](crate::BadArgument) for 0 bytes, or where calls on other threads
+    /// follow addresses all over.
     #[track_caller]
     fn alloc_pinned(&self, bytes: usize) -> Result<PinnedPtr>;
 
@@ -224,10 +227,15 @@ pub trait GpuBackend: Send + Sync {
     /// Pageable memory is staged by the driver before the call returns, and costs no wait; on devices that read pageable
     /// memory directly (integrated ones) the call waits as well. Valid on `stream`. Refused while `stream` captures, since
     /// the graph would read the source at every replay: that is what
-    /// [`copy_h2d_async_retained`](Self::copy_h2d_async_retained) is for.
+    /// [`copy_h2d_async_retained`](Self::copy_h2d_async_retained) is for. No capture of `stream` begins meanwhile
+    /// ([`StreamInUse`](crate::StreamInUse)).
+    ///
+    /// Where the driver refuses the wait, the call goes on by other means until the stream is at rest or its context is lost: it
+    /// does not return while the device may read `src`. A capture in global mode by another library refuses every wait (900); the
+    /// copy then succeeds all the same.
     ///
     /// # Errors
-    /// As [`copy_h2d`](Self::copy_h2d).
+    /// As [`copy_h2d`](Self::copy_h2d); the driver's refusal of the wait, unless another's capture was the reason.
     fn copy_h2d_async(&self, src: &[u8], dst: DevicePtr, stream: u64) -> Result<()>;
 
     /// Copies `bytes` from `src` to the device in the order of `stream`, never waiting. Valid on `stream`. Recorded by a
@@ -248,10 +256,11 @@ pub trait GpuBackend: Send + Sync {
     ) -> Result<()>;
 
     /// Copies from the device into `dst` in the order of `stream`, and waits for that stream: the data is there at
-    /// return. Counts as a blocking copy. Refused while `stream` captures.
+    /// return. Counts as a blocking copy. Refused while `stream` captures, and keeps captures of it from beginning. A refused wait
+    /// is gone on with as by [`copy_h2d_async`](Self::copy_h2d_async): the call does not return while the device may write to `dst`.
     ///
     /// # Errors
-    /// As [`copy_h2d`](Self::copy_h2d).
+    /// As [`copy_h2d_async`](Self::copy_h2d_async).
     fn copy_d2h_on_stream(&self, src: DevicePtr, dst: &mut [u8], stream: u64) -> Result<()>;
 
     /// Copies `bytes` from the device to `dst` in the order of `stream`, without waiting (where `dst` is pageable, the
@@ -399,7 +408,8 @@ pub trait GpuBackend: Send + Sync {
     /// and must be joined, by an event the other way, before the end. Other events are refused there.
     ///
     /// # Errors
-    /// As the trait says.
+    /// As the trait says; [`StreamInUse`](crate::StreamInUse) where the stream would take part in a capture while a copy on another
+    /// thread borrows host memory on it.
     fn wait_event(&self, stream: u64, event: u64) -> Result<()>;
 
     /// Whether `event` has passed; one never recorded has. Does not block. Refused for an event recorded in a capture.
@@ -510,8 +520,10 @@ pub trait GpuBackend: Send + Sync {
     unsafe fn launch_typed(&self, launch: &mut KernelLaunch, stream: u64) -> Result<()>;
 
     /// Begins to capture `stream`: until the end its work is recorded and not done. Relaxed: what other threads do
-    /// meanwhile is their own (see *During a capture*, above). Waits for copies of [`copy_h2d_async`](Self::copy_h2d_async) and
-    /// [`copy_d2h_on_stream`](Self::copy_d2h_on_stream) that are under way, whose host memory no graph may keep. A stream is
+    /// meanwhile is their own (see *During a capture*, above). Waits for no call on another thread: where one copies borrowed host
+    /// memory on this very stream ([`copy_h2d_async`](Self::copy_h2d_async),
+    /// [`copy_d2h_on_stream`](Self::copy_d2h_on_stream)), which no graph may keep, it is refused at once. What is captured is pinned
+    /// before the driver records it; a copy or fill of freed memory is refused. A stream is
     /// one thread's while it is captured: a wait for it that another thread has begun by then may fail, and cost the capture.
     ///
     /// [`CaptureGuard`](crate::CaptureGuard) gives a capture up that does not reach its end. Load modules and launch each
@@ -521,6 +533,7 @@ pub trait GpuBackend: Send + Sync {
     /// [`BadArgument`](crate::BadArgument) for the legacy stream, which cannot be captured, and for that of each thread, which
     /// any use of the legacy stream would break;
     /// [`Capturing`](crate::Capturing) where the stream takes part in a capture already;
+    /// [`StreamInUse`](crate::StreamInUse) where another thread's copy borrows host memory on it;
     /// [`FeatureOff`](crate::FeatureOff) without feature `graph`.
     #[track_caller]
     fn begin_capture(&self, stream: u64) -> Result<()>;

@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 use crate::backend::MetraleCudaBackend;
 use crate::call::failed;
 use crate::gpu::{DevicePtr, GpuBackend, KernelHandle};
-use crate::graph::Uses;
+use crate::graph::{Submission, Uses};
 use crate::signature::{Signature, Signatures};
 use crate::timing::TimingSpan;
 
@@ -169,7 +169,7 @@ impl MetraleCudaBackend {
                 .shared_bytes(shared_bytes)
                 .args(std::iter::repeat_n(LaunchArg::Opaque, args))
         });
-        let uses = if args == 0 { Uses::Memory(&[]) } else { Uses::Unknown };
+        let uses = if args == 0 { Uses::Arguments(&[]) } else { Uses::Unknown };
         // SAFETY: the caller's promise.
         unsafe {
             self.launch_untraced(
@@ -199,9 +199,9 @@ impl MetraleCudaBackend {
                 .shared_bytes(shared_bytes)
                 .args(arguments.iter().map(Argument::traced))
         });
-        // Gathered only where a capture could want it.
-        let pointers = if self.captures(stream) { addresses(arguments, touched) } else { Vec::new() };
-        let uses = Uses::Memory(&pointers);
+        // Gathered only where a capture could want it. One that begins just now gets a launch of unknown arguments.
+        let pointers = self.graph_client().shared.is_capturing().then(|| addresses(arguments, touched));
+        let uses = pointers.as_deref().map_or(Uses::Unknown, Uses::Arguments);
         // One pointer each, into storage that the launch owns and that does not move before the call is over.
         let mut few = [core::ptr::null_mut(); FEW_PARAMS];
         let mut many = Vec::new();
@@ -245,6 +245,7 @@ impl MetraleCudaBackend {
         } else {
             None
         };
+        let submission = self.submission(stream, LAUNCHING, uses)?;
         // SAFETY: the caller's promise; the registry lives as long as this backend, and the stream is held.
         let launched =
             unsafe { self.registry().launch_on_stream(kernel.0, grid, block, shared_bytes, stream, params) };
@@ -253,9 +254,9 @@ impl MetraleCudaBackend {
                 span.cancel();
             }
             // SAFETY: the stream is held.
-            return Err(unsafe { self.not_queued(kernel, stream, error, uses) });
+            return Err(unsafe { self.not_queued(kernel, stream, error, submission) });
         }
-        self.submitted(stream, LAUNCHING, Ok(()), uses);
+        submission.answered(Ok(()));
         drop(span);
         if let Some(known) = known {
             known.usage.iter().for_each(KernelUsage::mark_launched);
@@ -277,10 +278,10 @@ impl MetraleCudaBackend {
         kernel: KernelHandle,
         stream: u64,
         error: RegistryError,
-        uses: Uses<'_>,
+        submission: Submission<'_>,
     ) -> Error {
         if let Some(driver) = error.driver_error() {
-            self.submitted(stream, LAUNCHING, Err(driver), uses);
+            submission.answered(Err(driver));
             let after = || format!("the launch of {}", self.kernels().name(kernel.0));
             // SAFETY: the caller's promise.
             unsafe { self.check_after_refusal(driver, stream, after) };

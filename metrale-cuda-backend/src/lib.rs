@@ -97,6 +97,7 @@ pub use fault_latch::{FaultLatch, FaultReason};
 pub use gpu::{DevicePtr, GpuBackend, GraphHandle, KernelHandle};
 pub use graph::{
     CaptureGuard, Capturing, GraphFault, GraphInfo, GraphUpdate, NotCapturing, PinHolder, PinnedByGraph,
+    StreamInUse,
 };
 pub use launch::{KernelFault, KernelLaunch};
 pub use memory::{

@@ -24,7 +24,7 @@ use crate::call::ask;
 use crate::error::BadArgument;
 use crate::gpu::DevicePtr;
 use crate::graph::Reach;
-use crate::memory::FREE_AFTER;
+use crate::memory::{ArenaOwner, FREE_AFTER};
 
 /// Sizes up to here are rounded up to what the driver allocates anyway.
 const GRANULARITY_BYTES: usize = 512;
@@ -120,7 +120,7 @@ impl MetraleCudaBackend {
     /// their use of it as they order the stream.
     ///
     /// Does not block where it fits; otherwise as [`alloc_arena`](crate::GpuBackend::alloc_arena), with the caller's line
-    /// and the scope `op_cache/<op>`. During a capture only what is there already is given: call it once before with the
+    /// and the scope `op_cache/<op>`. Nobody but the cache frees it: `free_arena` refuses it. During a capture only what is there already is given: call it once before with the
     /// largest size.
     ///
     /// # Errors
@@ -150,7 +150,7 @@ impl MetraleCudaBackend {
         let bytes = rounded(bytes);
         let larger = {
             let _scope = self.scope(&format!("op_cache/{op}"));
-            Scratch { ptr: self.alloc_kind(bytes, AllocKind::Arena, site)?, bytes }
+            Scratch { ptr: self.alloc_owned(bytes, ArenaOwner::OpCache, site)?, bytes }
         };
         if let Some(old) = scratches.present.insert(key, larger) {
             let event = self.event_behind(stream);
@@ -213,10 +213,17 @@ impl MetraleCudaBackend {
             if outgrown.is_idle && outgrown.event != 0 {
                 self.drop_event(core::mem::take(&mut outgrown.event));
             }
-            if !(outgrown.is_idle && self.free_arena(outgrown.scratch.ptr).is_ok()) {
+            if !(outgrown.is_idle && self.free_scratch(outgrown.scratch.ptr).is_ok()) {
                 scratches.outgrown.push(outgrown);
             }
         }
+    }
+
+    /// Frees a buffer, which stays the cache's where it cannot be.
+    fn free_scratch(&self, ptr: DevicePtr) -> Result<()> {
+        let owner = ArenaOwner::OpCache;
+        self.free_kind(ptr, AllocKind::Arena, "freeing scratch memory", Some(owner))
+            .inspect_err(|_| self.owned_arenas().own(ptr.0, owner))
     }
 
     /// An event after what is queued on a stream; 0 where there is none to be had, be it that the stream is gone.
@@ -268,7 +275,7 @@ impl MetraleCudaBackend {
             if event != 0 {
                 self.drop_event(event);
             }
-            // Not `free_arena`, which has reasons to refuse that do not count any more: nobody launches from here on.
+            // Not `free_scratch`, which has reasons to refuse that do not count any more: nobody launches from here on.
             if self.ledger_writer().forget(scratch.ptr.0, AllocKind::Arena).is_ok()
                 && let Err(error) = self.driver_free(scratch.ptr.0)
             {

@@ -79,17 +79,8 @@ impl MetraleCudaBackend {
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
         self.outside_capture(Reach::Stream(stream), WHAT, NOTHING_TO_WAIT_FOR)?;
-        // SAFETY: the stream is held.
-        unsafe { self.wait_for_stream(stream) }
-    }
-
-    /// Waits for a stream and counts the wait; the thread is known to be bound.
-    ///
-    /// # Safety
-    /// The stream stays alive over the call.
-    pub(crate) unsafe fn wait_for_stream(&self, stream: u64) -> Result<()> {
-        run_metrics::process().counters().count(Counter::StreamSyncs);
-        // SAFETY: no memory is passed; the caller's promise for the stream.
+        count_sync();
+        // SAFETY: no memory is passed; the stream is held.
         unsafe { ask!(self.driver(), cuStreamSynchronize(stream)) }
             .doing(|| format!("waiting for stream {stream:#x}"))
     }
@@ -130,9 +121,14 @@ impl MetraleCudaBackend {
                               ended";
         self.bound("waiting for the device")?;
         self.outside_capture(Reach::Device, "waiting for the device", ADVICE)?;
-        run_metrics::process().counters().count(Counter::StreamSyncs);
+        count_sync();
         // SAFETY: takes nothing.
         unsafe { ask!(self.driver(), cuCtxSynchronize()) }
             .doing(|| format!("waiting for all work of device {}", self.ordinal()))
     }
+}
+
+/// Counts a wait of the host for the device.
+pub(crate) fn count_sync() {
+    run_metrics::process().counters().count(Counter::StreamSyncs);
 }

@@ -16,7 +16,7 @@ use common::{
 use metrale_cuda_backend::{
     BackendConfig, BadArgument, CallFailed, CaptureGuard, Capturing, ContextLost, DevicePtr, DriverApi,
     DriverFn, FreeError, GpuBackend, GraphFault, GraphHandle, GraphUpdate, KernelLaunch, MetraleCudaBackend,
-    NotCapturing, NotSupported, PinnedByGraph, Remedy, remedy,
+    NotCapturing, NotSupported, PinnedByGraph, Remedy, StreamInUse, remedy,
 };
 use metrale_driver_sim::driver_sys::SCALE;
 use metrale_driver_sim::{FaultDriver, Profile, TraceDriver, on_both_drivers};
@@ -1194,33 +1194,19 @@ fn no_capture_begins_while_host_memory_is_lent_to_a_copy() {
                 backend.begin_capture(other).unwrap();
                 backend.record_event(forked, other).unwrap();
             }
-            let (begin, may_begin) = mpsc::channel();
-            let (begun, has_begun) = mpsc::channel();
-            let captures = thread::spawn({
+            let capture = {
                 let backend = Arc::clone(&backend);
                 move || {
                     backend.bind_to_thread().unwrap();
-                    may_begin.recv().unwrap();
-                    let began = if joins {
-                        backend.wait_event(stream, forked)
-                    } else {
-                        backend.begin_capture(stream)
-                    };
-                    // Nobody listens once the copy is through.
-                    let _ = begun.send(());
-                    began
+                    if joins { backend.wait_event(stream, forked) } else { backend.begin_capture(stream) }
                 }
-            });
-            let gates = std::sync::Mutex::new((begin, has_begun));
+            };
+            let (again, refused) = (capture.clone(), Arc::new(std::sync::Mutex::new(None)));
+            let answer = Arc::clone(&refused);
             driver.before_each(move |called| {
                 if called == function {
-                    let gates = gates.lock().unwrap();
-                    gates.0.send(()).unwrap();
-                    // Long enough for one that does not wait.
-                    assert!(
-                        gates.1.recv_timeout(std::time::Duration::from_millis(200)).is_err(),
-                        "it came between"
-                    );
+                    *answer.lock().unwrap() =
+                        Some(thread::spawn(capture.clone()).join().unwrap().unwrap_err());
                 }
             });
             let copied = match function {
@@ -1229,7 +1215,11 @@ fn no_capture_begins_while_host_memory_is_lent_to_a_copy() {
             };
             driver.before_each(|_| {});
             copied.unwrap();
-            captures.join().unwrap().unwrap();
+            let refused = refused.lock().unwrap().take().expect("the copy was queued");
+            assert_eq!(remedy(&refused), Some(Remedy::FixCall));
+            let refused = refused.downcast::<StreamInUse>().expect("typed");
+            assert!(refused.stream == stream && refused.to_string().contains("another stream"), "{refused}");
+            thread::spawn(again).join().unwrap().unwrap();
             if joins {
                 backend.record_event(forked, stream).unwrap();
                 backend.wait_event(other, forked).unwrap();

@@ -47,6 +47,11 @@ on_both_drivers! {
         let larger = backend.op_scratch("gemm", 5 * MIB, stream).unwrap();
         assert_eq!(backend.op_scratch_bytes(), (6 * MIB, 4 * MIB), "the first one is freed");
         assert!(backend.free_arena(small.ptr).is_err());
+        // Nobody frees by its number what the cache still gives out.
+        for held in [larger, large] {
+            let refused = backend.free_arena(held.ptr).unwrap_err().downcast::<BadArgument>().expect("typed");
+            assert!(refused.to_string().contains("release_op_cache"), "{refused}");
+        }
 
         // On the ledger, apart from what a sweep takes, under a scope of its own.
         let held = backend.ledger_probe().allocations_of(AllocKind::Arena);

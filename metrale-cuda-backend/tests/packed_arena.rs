@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::{KIB, MIB, assert_site, backend, logged};
 use metrale_cuda_backend::{
     AllocKind, ArenaError, BackendConfig, BadArgument, CopyOutOfBounds, DevicePtr, ForgetError, FreeError,
-    MetraleCudaBackend, PackedArena, Remedy, SubRangeError, remedy,
+    MetraleCudaBackend, PackedArena, PinnedByGraph, Remedy, SubRangeError, remedy,
 };
 use metrale_driver_sim::{TraceDriver, on_both_drivers};
 
@@ -149,7 +149,8 @@ on_both_drivers! {
         arena.free().unwrap();
     }
 
-    an_arena_that_is_dropped_or_freed_by_its_address_is_gone_once(driver) {
+    /// Freed by its number, it could be another's by the time its owner goes.
+    an_arena_is_freed_by_its_owner_alone_and_once(driver) {
         let backend = backend(driver);
         let before = backend.memory_info().unwrap().free_bytes;
         {
@@ -158,14 +159,37 @@ on_both_drivers! {
         }
         assert_eq!(used(&backend, before), 0);
         let arena = backend.packed_arena(3 * MIB).unwrap();
-        backend.free_arena(arena.base()).unwrap();
-        let error = arena.alloc("late", 1).unwrap_err();
-        let cause = error.downcast::<ArenaError>().expect("typed");
-        assert!(matches!(cause, ArenaError::Refused { cause: SubRangeError::NoArena { .. }, .. }));
-        assert_eq!(arena.parts(), 0);
+        let base = arena.base();
+        let refused = backend.free_arena(base).unwrap_err().downcast::<BadArgument>().expect("typed");
+        assert!(refused.to_string().contains("belongs to a PackedArena"), "{refused}");
+        arena.alloc("late", 1).unwrap();
         let ((), lines) = logged(|| drop(arena));
-        assert!(lines.iter().any(|line| line.contains("could not be freed when it was dropped")), "{lines:?}");
+        assert!(lines.is_empty(), "{lines:?}");
         assert_eq!(used(&backend, before), 0);
+        // What has the address next is freed by whoever has it, and by no owner of before.
+        let next = backend.alloc_arena(3 * MIB).unwrap();
+        backend.free_arena(next).unwrap();
+        let mut first = backend.packed_arena(MIB).unwrap();
+        drop(std::mem::replace(&mut first, backend.packed_arena(MIB).unwrap()));
+        first.alloc("lives", MIB).unwrap();
+        assert_eq!(backend.ledger_probe().arena_count(), 1);
+        first.free().unwrap();
+        assert_eq!(used(&backend, before), 0);
+    }
+
+    /// A free by the owner that is refused leaves the arena to whoever knows its address.
+    an_arena_whose_owner_could_not_free_it_has_none(driver) {
+        let backend = backend(driver);
+        let arena = backend.packed_arena(MIB).unwrap();
+        let (base, stream) = (arena.base(), backend.stream());
+        let capture = backend.capture(stream).unwrap();
+        backend.memset_async(base, 1, 64, stream).unwrap();
+        let graph = capture.end().unwrap();
+        let refused = arena.free().unwrap_err().downcast::<PinnedByGraph>().expect("typed");
+        assert_eq!(refused.call, "PackedArena::free");
+        backend.destroy_graph(graph).unwrap();
+        backend.free_arena(base).unwrap();
+        backend.ledger_probe().assert_nothing_live();
     }
 
     threads_take_and_give_parts_that_share_nothing(driver) {

@@ -20,7 +20,7 @@ use crate::gpu::{DevicePtr, GraphHandle};
 use crate::graph::captures::Capture;
 use crate::graph::gate::refusal;
 use crate::graph::guard::CaptureGuard;
-use crate::graph::refusal::NotCapturing;
+use crate::graph::refusal::{NotCapturing, StreamInUse};
 use crate::handles::is_the_drivers;
 use crate::parts::MAKES_GRAPHS;
 
@@ -71,12 +71,14 @@ impl MetraleCudaBackend {
         }
         self.bound(WHAT)?;
         let held = self.hold_stream(stream, WHAT)?;
-        let _alone = self.graph_client().shared.exclude_borrowed_copies();
         // Noted before the driver begins, so that calls on other threads that would break it are refused.
         let id = self.graph_client().shared.with(|state| -> Result<u64> {
             if let Some(earlier) = state.captures.on_stream(stream) {
                 const ADVICE: &str = "the stream takes part in a capture already; end that one first";
                 return Err(refusal(earlier, WHAT, ADVICE).into());
+            }
+            if state.is_borrowed_on(stream) {
+                return Err(StreamInUse { doing: WHAT, stream }.into());
             }
             // From here on it is not destroyed before the capture is over (`uncaptured`), unless it is about to be.
             if !held.is_live() {
@@ -227,8 +229,15 @@ impl MetraleCudaBackend {
         let answer = unsafe { ask!(self.driver(), cuStreamEndCapture(stream, &mut template)) };
         let Err(error) = answer else {
             // The pins stay: they are the graph's to be.
-            self.graph_client().shared.with(|state| state.captures.close(id));
-            return Ok(Recorded { backend: self, template, id, captured_at, passed_on: false });
+            let capture = self.graph_client().shared.with(|state| state.captures.close(id));
+            let recorded = Recorded { backend: self, template, id, captured_at, passed_on: false };
+            return match capture.and_then(|capture| capture.unfit) {
+                None => Ok(recorded),
+                Some(why) => Err(BadArgument::new(format!(
+                    "{doing} on stream {stream:#x}, begun at {captured_at}: {why}; no graph was made, capture its work again"
+                ))
+                .into()),
+            };
         };
         // SAFETY: as above.
         let status = || unsafe { stream_capture_status(self.driver(), stream) };

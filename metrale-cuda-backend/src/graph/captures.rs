@@ -52,6 +52,8 @@ pub(crate) struct Capture {
     pub(crate) site: &'static Location<'static>,
     /// The first call that the driver refused for the capture's sake.
     pub(crate) broken_by: Option<String>,
+    /// Why its work must not become a graph, though the driver would make one of it.
+    pub(crate) unfit: Option<String>,
     thread: ThreadId,
     /// Devices whose streams take part: that of the origin, and those of streams that joined.
     devices: Vec<usize>,
@@ -122,6 +124,7 @@ impl Captures {
             origin,
             site,
             broken_by: None,
+            unfit: None,
             thread,
             devices: vec![device],
             ending: false,
@@ -203,6 +206,13 @@ impl Captures {
         }
     }
 
+    /// The work of a capture must not become a graph.
+    pub(crate) fn make_unfit(&mut self, id: u64, why: impl FnOnce() -> String) {
+        if let Some(capture) = self.open.iter_mut().find(|capture| capture.id == id) {
+            capture.unfit.get_or_insert_with(why);
+        }
+    }
+
     /// An event was recorded on a stream.
     pub(crate) fn recorded(&mut self, event: u64, stream: u64) {
         let mark = self.on_stream(stream).and_then(|capture| {
@@ -218,6 +228,11 @@ impl Captures {
     /// An event is gone, or was recorded outside.
     pub(crate) fn forget_event(&mut self, event: u64) {
         self.events.remove(&event);
+    }
+
+    /// The number of the capture that an event was last recorded in.
+    pub(crate) fn capture_of_event(&self, event: u64) -> Option<u64> {
+        self.events.get(&event).map(|mark| mark.capture)
     }
 
     /// Whether a stream may wait for an event, as far as captures are concerned.

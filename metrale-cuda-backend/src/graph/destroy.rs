@@ -70,12 +70,19 @@ impl MetraleCudaBackend {
     }
 
     /// Destroys the graphs that use any of these allocations, of which this backend is the owner, and, where `or_may`, those
-    /// of its own whose uses are not all known. Their names, by the order of their captures. The context is current.
+    /// of its own whose uses are not all known. Captures that use them, and have not ended, end without a graph. The names of the
+    /// graphs, by the order of their captures. The context is current.
     pub(crate) fn destroy_graphs_using(&self, memory: &[(AllocKind, u64)], or_may: bool) -> Vec<Arc<str>> {
         if memory.is_empty() {
             return Vec::new();
         }
         let owner = self.graph_client().owner;
+        self.graph_client().shared.with(|shared| {
+            let pins = memory.iter().map(|&(kind, base)| Pin::of(kind, base));
+            for &id in pins.flat_map(|pin| shared.pins.ids(pin)) {
+                shared.captures.make_unfit(id, || "memory that it uses was freed with its owner".to_owned());
+            }
+        });
         self.destroy_graphs(
             "destroyed with memory that it used, which nobody had freed",
             |graph, opaque, uses| {

@@ -19,30 +19,86 @@ use anyhow::Result;
 use metrale_driver_sys::{
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, DriverError,
 };
-use metrale_ledger::{AllocKind, LiveAllocation, Whois};
-use parking_lot::{MutexGuard, RwLockWriteGuard};
+use metrale_ledger::{AllocKind, LiveAllocation, SubRange, Whois};
+use parking_lot::MutexGuard;
 
 use crate::backend::MetraleCudaBackend;
+use crate::error::BadArgument;
+use crate::gpu::DevicePtr;
 use crate::graph::captures::{Capture, Reach, Wait, WaitFlaw};
 use crate::graph::pins::{Pin, Pins};
-use crate::graph::refusal::{Capturing, PinnedByGraph};
-use crate::graph::shared::{GraphClient, SharedState};
+use crate::graph::refusal::{Capturing, PinnedByGraph, StreamInUse};
+use crate::graph::shared::{BorrowedCopy, GraphClient, SharedState};
 use crate::stream::is_legacy;
 
 /// Keeps anything new from being pinned while memory is removed from the ledger. Holds nothing where nothing could be.
 pub(crate) struct Unpinned<'shared> {
-    _lock: Option<MutexGuard<'shared, SharedState>>,
+    lock: Option<MutexGuard<'shared, SharedState>>,
 }
 
 /// What work on a stream is known to use.
 #[derive(Clone, Copy)]
 pub(crate) enum Uses<'a> {
-    /// The allocations around these addresses, of the device or the host.
-    Memory(&'a [u64]),
-    /// The two ends of a copy, each on the ledger of its own backend.
-    Peers { src: u64, to: &'a MetraleCudaBackend, dst: u64 },
-    /// A kernel's untyped arguments.
+    /// Ends of a copy or fill: device memory of any backend of the driver, and host memory, which may be anything.
+    Ends { device: [Option<u64>; 2], host: Option<u64> },
+    /// Addresses among a kernel's arguments, which it need not follow.
+    Arguments(&'a [u64]),
+    /// A kernel's arguments, of which nothing is known.
     Unknown,
+}
+
+/// Work that the driver is about to be asked for. Where its stream captures, what it uses is pinned already.
+#[must_use = "what a capture uses is pinned only as long as this is held"]
+pub(crate) struct Submission<'a> {
+    backend: &'a MetraleCudaBackend,
+    stream: u64,
+    doing: &'static str,
+    uses: Uses<'a>,
+    /// The number under which its memory is pinned until the driver has answered.
+    pins: Option<u64>,
+}
+
+impl Submission<'_> {
+    /// Notes the driver's answer: what was recorded stays pinned for the capture, and else the pins are released.
+    #[inline]
+    pub(crate) fn answered(self, answer: Result<(), DriverError>) {
+        if self.pins.is_some() || self.backend.graph_client().shared.is_capturing() {
+            self.note(answer);
+        }
+    }
+
+    #[cold]
+    fn note(self, answer: Result<(), DriverError>) {
+        let Self { backend, stream, doing, uses, pins } = self;
+        backend.graph_client().shared.with(|state| match answer {
+            Ok(()) => {
+                let joined = state.capture_of(stream).map(|capture| capture.id);
+                let Some(id) = state.captures.step(stream).or(joined) else { return };
+                match (uses, pins) {
+                    (Uses::Unknown, _) => state.pins.add_opaque(id),
+                    (_, Some(pins)) => state.pins.share(pins, id),
+                    // The capture began, or was seen here, only when the driver was asked.
+                    (uses, None) => {
+                        if let Err(stale) = backend.pin_uses(state, id, doing, uses) {
+                            state.captures.make_unfit(id, || stale.to_string());
+                        }
+                    }
+                }
+            }
+            Err(error) if is_of_captures(error) => {
+                state.captures.broken(stream, || format!("{doing}: {error}"));
+            }
+            Err(_) => {}
+        });
+    }
+}
+
+impl Drop for Submission<'_> {
+    fn drop(&mut self) {
+        if let Some(pins) = self.pins {
+            self.backend.graph_client().shared.with(|state| state.pins.release(pins));
+        }
+    }
 }
 
 pub(crate) fn refusal(capture: &Capture, doing: &'static str, advice: &'static str) -> Capturing {
@@ -75,54 +131,114 @@ impl MetraleCudaBackend {
         self.outside_capture(Reach::Thread, doing, ADVICE)
     }
 
-    /// Notes work that the driver has taken, or refused, on a stream: what a capture of it uses is pinned from here on.
+    /// To be called before the driver is asked for work on a stream, and told its answer: where the stream captures, what the
+    /// work uses is pinned from here on, so that no free on another thread comes between.
+    ///
+    /// Refuses a copy or fill of freed memory in a capture: each replay would use whatever lies there then. Costs one relaxed load
+    /// where nothing captures.
     #[inline]
-    pub(crate) fn submitted(
-        &self,
+    pub(crate) fn submission<'a>(
+        &'a self,
         stream: u64,
         doing: &'static str,
-        answer: Result<(), DriverError>,
-        uses: Uses<'_>,
-    ) {
+        uses: Uses<'a>,
+    ) -> Result<Submission<'a>, BadArgument> {
+        let mut submission = Submission { backend: self, stream, doing, uses, pins: None };
         if self.graph_client().shared.is_capturing() {
-            self.note(stream, doing, answer, uses);
+            submission.pins = self.pin_before(stream, doing, uses)?;
         }
+        Ok(submission)
     }
 
     #[cold]
-    fn note(&self, stream: u64, doing: &'static str, answer: Result<(), DriverError>, uses: Uses<'_>) {
-        self.graph_client().shared.with(|state| match answer {
-            Ok(()) => {
-                let Some(id) = state.captures.step(stream) else { return };
-                let mut pin = |backend: &Self, addr| {
-                    if let Whois::Live { allocation, .. } = backend.ledger_writer().whois(addr) {
-                        backend.pin(&mut state.pins, id, allocation, addr);
-                    }
-                };
-                match uses {
-                    Uses::Unknown => state.pins.add_opaque(id),
-                    Uses::Memory(addresses) => addresses.iter().for_each(|&addr| pin(self, addr)),
-                    Uses::Peers { src, to, dst } => {
-                        pin(self, src);
-                        pin(to, dst);
-                    }
+    fn pin_before(
+        &self,
+        stream: u64,
+        doing: &'static str,
+        uses: Uses<'_>,
+    ) -> Result<Option<u64>, BadArgument> {
+        if matches!(uses, Uses::Unknown) {
+            return Ok(None);
+        }
+        self.graph_client().shared.with(|state| {
+            let Some(begun_at) = state.capture_of(stream).map(|capture| capture.site) else {
+                return Ok(None);
+            };
+            let id = state.next_id();
+            state.pins.open(id, begun_at);
+            match self.pin_uses(state, id, doing, uses) {
+                Ok(()) => Ok(Some(id)),
+                Err(stale) => {
+                    state.pins.release(id);
+                    Err(stale)
                 }
             }
-            Err(error) if is_of_captures(error) => {
-                state.captures.broken(stream, || format!("{doing}: {error}"));
+        })
+    }
+
+    /// Pins what work uses, on whichever backend's ledger.
+    fn pin_uses(
+        &self,
+        state: &mut SharedState,
+        id: u64,
+        doing: &'static str,
+        uses: Uses<'_>,
+    ) -> Result<(), BadArgument> {
+        let (device, others) = match uses {
+            Uses::Ends { device, host } => (device, host),
+            Uses::Arguments(addresses) => {
+                addresses.iter().for_each(|&addr| drop(self.pin_live(state, id, addr)));
+                return Ok(());
             }
-            Err(_) => {}
-        });
+            Uses::Unknown => return Ok(()),
+        };
+        for addr in device.into_iter().flatten() {
+            if let Some(freed) = self.pin_live(state, id, addr) {
+                return Err(BadArgument::new(format!(
+                    "{doing} in a capture: {} is {freed}, and a replay would use whatever lies there then; use memory that \
+                     is live",
+                    DevicePtr(addr)
+                )));
+            }
+        }
+        // Plain host memory may lie where pinned memory was freed.
+        others.into_iter().for_each(|addr| drop(self.pin_live(state, id, addr)));
+        Ok(())
+    }
+
+    /// Pins the allocation around an address where a ledger of the driver's backends has one; what is known of the address where
+    /// it was freed.
+    fn pin_live(&self, state: &mut SharedState, id: u64, addr: u64) -> Option<Whois> {
+        let own = self.ledger_writer().whois(addr);
+        if let Whois::Live { allocation, .. } = own {
+            self.pin(&mut state.pins, id, allocation, addr);
+            return None;
+        }
+        let me = self.graph_client().owner;
+        for (owner, ledger) in &state.ledgers {
+            if *owner != me
+                && let Whois::Live { allocation, .. } = ledger.whois(addr)
+            {
+                pin_in(&mut state.pins, id, allocation, || ledger.sub_range_at(addr));
+                return None;
+            }
+        }
+        matches!(own, Whois::Freed { .. }).then_some(own)
     }
 
     /// Pins an allocation and, where that is an arena, the part of it around `addr`.
     pub(crate) fn pin(&self, pins: &mut Pins, id: u64, allocation: LiveAllocation, addr: u64) {
-        let is_arena = allocation.record.kind == AllocKind::Arena;
-        let part = if is_arena { self.ledger_writer().ledger().sub_range_at(addr) } else { None };
-        pins.add(id, allocation);
-        if let Some(part) = part {
-            pins.add_part(id, part.as_allocation());
-        }
+        pin_in(pins, id, allocation, || self.ledger_writer().ledger().sub_range_at(addr));
+    }
+
+    /// Begins a copy whose host memory is borrowed for the call: no capture begins on its stream meanwhile. Refused where one has.
+    pub(crate) fn borrow_on(
+        &self,
+        stream: u64,
+        doing: &'static str,
+        advice: &'static str,
+    ) -> Result<BorrowedCopy<'_>, Capturing> {
+        self.graph_client().shared.borrow_on(stream, |capture| refusal(capture, doing, advice))
     }
 
     /// Whether a stream takes part in a capture of this driver's backends.
@@ -149,14 +265,22 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// Refuses a wait that would break a capture; tells whether one is concerned.
-    pub(crate) fn may_wait(&self, stream: u64, event: u64, doing: &'static str) -> Result<Wait, Capturing> {
+    /// Refuses a wait that would break a capture; tells whether one is concerned. The stream then counts as part of it until the
+    /// answer is [noted](Self::waited), and a copy on it that borrows host memory has the wait refused.
+    pub(crate) fn may_wait(&self, stream: u64, event: u64, doing: &'static str) -> Result<Wait> {
         if !self.graph_client().shared.is_capturing() {
             return Ok(Wait::Plain);
         }
         self.graph_client().shared.with(|state| {
             let flaw = match state.captures.may_wait(stream, event) {
-                Ok(wait) => return Ok(wait),
+                Ok(Wait::Plain) => return Ok(Wait::Plain),
+                Ok(Wait::Captured) if state.is_borrowed_on(stream) => {
+                    return Err(StreamInUse { doing, stream }.into());
+                }
+                Ok(Wait::Captured) => {
+                    state.joining = state.captures.capture_of_event(event).map(|id| (stream, id));
+                    return Ok(Wait::Captured);
+                }
                 Err(flaw) => flaw,
             };
             let (id, advice) = match flaw {
@@ -174,15 +298,10 @@ impl MetraleCudaBackend {
                 ),
             };
             match state.captures.get(id) {
-                Some(capture) => Err(refusal(capture, doing, advice)),
+                Some(capture) => Err(refusal(capture, doing, advice).into()),
                 None => Ok(Wait::Plain),
             }
         })
-    }
-
-    /// To be held over a wait that makes a stream take part in a capture.
-    pub(crate) fn joins(&self, wait: Wait) -> Option<RwLockWriteGuard<'_, ()>> {
-        (wait == Wait::Captured).then(|| self.graph_client().shared.exclude_borrowed_copies())
     }
 
     /// Notes a wait that the driver has taken, or refused.
@@ -194,14 +313,22 @@ impl MetraleCudaBackend {
         doing: &'static str,
         answer: Result<(), DriverError>,
     ) {
-        match answer {
-            Ok(()) if wait == Wait::Captured => {
-                let GraphClient { shared, device, .. } = self.graph_client();
-                shared.with(|state| state.captures.waited(stream, *device, event));
-            }
-            Ok(()) => {}
-            Err(_) => self.submitted(stream, doing, answer, Uses::Memory(&[])),
+        let GraphClient { shared, device, .. } = self.graph_client();
+        if wait == Wait::Plain && (answer.is_ok() || !shared.is_capturing()) {
+            return;
         }
+        shared.with(|state| {
+            if wait == Wait::Captured {
+                state.joining = None;
+            }
+            match answer {
+                Ok(()) => state.captures.waited(stream, *device, event),
+                Err(error) if is_of_captures(error) => {
+                    state.captures.broken(stream, || format!("{doing}: {error}"));
+                }
+                Err(_) => {}
+            }
+        });
     }
 
     /// Does something that ends a stream for this backend, while no capture can begin on it; refused where it takes part
@@ -219,7 +346,8 @@ impl MetraleCudaBackend {
         })
     }
 
-    /// Refuses a free of memory that a graph or capture uses. As long as the answer lives, no capture comes to use it.
+    /// Refuses a free of memory that a graph or capture uses. Where the answer holds a lock, no capture comes to use it as long as
+    /// that lives; where it holds none, a capture may just have begun elsewhere, and [`came_to_use`](Self::came_to_use) tells.
     #[inline]
     pub(crate) fn unpinned(
         &self,
@@ -228,33 +356,63 @@ impl MetraleCudaBackend {
         call: &'static str,
         site: &'static Location<'static>,
     ) -> Result<Unpinned<'_>, PinnedByGraph> {
-        self.unpinned_as(Pin::of(kind, addr), call, site)
+        let lock = self.graph_client().shared.lock_pins();
+        if let Some(state) = &lock {
+            refuse_pinned(state, Pin::of(kind, addr), call, site)?;
+        }
+        Ok(Unpinned { lock })
     }
 
-    /// [`unpinned`](Self::unpinned) for a part of an arena that is freed.
+    /// Whether a capture came to use memory between the look of [`unpinned`](Self::unpinned), which held no lock, and its leaving
+    /// the ledger: asked after that, from when on none can any more. The lock of the ledger makes it seen.
+    #[inline]
+    pub(crate) fn came_to_use(
+        &self,
+        unpinned: &Unpinned<'_>,
+        addr: u64,
+        kind: AllocKind,
+        call: &'static str,
+        site: &'static Location<'static>,
+    ) -> Result<(), PinnedByGraph> {
+        if unpinned.lock.is_some() {
+            return Ok(());
+        }
+        self.unpinned(addr, kind, call, site).map(drop)
+    }
+
+    /// [`unpinned`](Self::unpinned) for a part of an arena that is freed, always with the lock.
     pub(crate) fn unpinned_part(
         &self,
         addr: u64,
         call: &'static str,
         site: &'static Location<'static>,
     ) -> Result<Unpinned<'_>, PinnedByGraph> {
-        self.unpinned_as(Pin::of_part(addr), call, site)
+        let lock = self.graph_client().shared.lock();
+        refuse_pinned(&lock, Pin::of_part(addr), call, site)?;
+        Ok(Unpinned { lock: Some(lock) })
     }
+}
 
-    #[inline]
-    fn unpinned_as(
-        &self,
-        pin: Pin,
-        call: &'static str,
-        site: &'static Location<'static>,
-    ) -> Result<Unpinned<'_>, PinnedByGraph> {
-        let lock = self.graph_client().shared.lock_pins();
-        if let Some(state) = &lock
-            && let Some((allocation, holders)) = state.pins.holders(pin)
-        {
-            return Err(PinnedByGraph { call, site, allocation: Box::new(allocation.clone()), holders });
+fn refuse_pinned(
+    state: &SharedState,
+    pin: Pin,
+    call: &'static str,
+    site: &'static Location<'static>,
+) -> Result<(), PinnedByGraph> {
+    match state.pins.holders(pin) {
+        Some((allocation, holders)) => {
+            Err(PinnedByGraph { call, site, allocation: Box::new(allocation.clone()), holders })
         }
-        Ok(Unpinned { _lock: lock })
+        None => Ok(()),
+    }
+}
+
+/// Pins an allocation and, where that is an arena, the part of it that `part` finds.
+fn pin_in(pins: &mut Pins, id: u64, allocation: LiveAllocation, part: impl FnOnce() -> Option<SubRange>) {
+    let part = if allocation.record.kind == AllocKind::Arena { part() } else { None };
+    pins.add(id, allocation);
+    if let Some(part) = part {
+        pins.add_part(id, part.as_allocation());
     }
 }
 

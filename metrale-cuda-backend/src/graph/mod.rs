@@ -26,9 +26,9 @@ mod update;
 pub use guard::CaptureGuard;
 pub use info::GraphInfo;
 pub use pins::PinHolder;
-pub use refusal::{Capturing, GraphFault, NotCapturing, PinnedByGraph};
+pub use refusal::{Capturing, GraphFault, NotCapturing, PinnedByGraph, StreamInUse};
 pub use update::GraphUpdate;
 
 pub(crate) use captures::Reach;
-pub(crate) use gate::Uses;
+pub(crate) use gate::{Submission, Uses, is_of_captures};
 pub(crate) use shared::GraphClient;

@@ -64,7 +64,7 @@ impl fmt::Display for PinHolder {
     }
 }
 
-/// What one capture, and then its graph, uses.
+/// What one capture, and then its graph, uses; or one call that may be recorded by a capture, until the driver has answered.
 #[derive(Clone, Debug)]
 pub(crate) struct GraphUses {
     pub(crate) holder: PinHolder,
@@ -105,6 +105,14 @@ impl Pins {
         }
     }
 
+    /// Notes that a capture uses all that another holder does.
+    pub(crate) fn share(&mut self, from: u64, to: u64) {
+        let Some(uses) = self.uses.get(&from) else { return };
+        for (pin, allocation) in uses.memory.clone() {
+            self.add_as(to, pin, allocation);
+        }
+    }
+
     /// Notes a launch of which only the kernel is known.
     pub(crate) fn add_opaque(&mut self, id: u64) {
         if let Some(uses) = self.uses.get_mut(&id) {
@@ -140,6 +148,11 @@ impl Pins {
     /// What a capture or graph uses.
     pub(crate) fn of(&self, id: u64) -> Option<&GraphUses> {
         self.uses.get(&id)
+    }
+
+    /// The numbers of those who use it.
+    pub(crate) fn ids(&self, pin: Pin) -> &[u64] {
+        self.holders.get(&pin).map_or(&[], Vec::as_slice)
     }
 
     /// The allocation and those who use it; `None` where nobody does.

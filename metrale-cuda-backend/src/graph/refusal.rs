@@ -29,6 +29,21 @@ pub struct Capturing {
     pub advice: &'static str,
 }
 
+/// A stream was to capture while a call on another thread copies from or to host memory on it that it has only borrowed: recorded, the
+/// copy would use that memory at each replay. The driver was not asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{doing}: a call on another thread copies host memory on stream {stream:#x} right now, and waits for it; capture another \
+     stream, or try again when that call has returned"
+)]
+#[non_exhaustive]
+pub struct StreamInUse {
+    /// What was to be done.
+    pub doing: &'static str,
+    /// The stream.
+    pub stream: u64,
+}
+
 /// A capture was to be ended on a stream where none was begun. The driver was not asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{doing}: no capture was begun on stream {stream:#x} through this device's backends{}", takes_part(*part_of))]

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! [`SharedGraphs`]: the captures, graphs and pins that all backends of one driver share.
+//! [`SharedGraphs`]: the captures, graphs and pins that all backends of one driver share, and what their calls follow.
 //!
 //! Backends of one device share its context and stream, so a synchronization by one would break a capture of another. A
-//! captured copy can reach the memory of any device of the driver, so no backend may free what a graph of another uses.
+//! captured copy can reach the memory of any device of the driver, so no backend may free what a graph of another uses. And a
+//! copy or fill by any of them can reach pinned memory of any other.
 
 use std::panic::Location;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -10,14 +11,16 @@ use std::sync::{Arc, Weak};
 use std::thread;
 
 use metrale_driver_sys::DriverApi;
+use metrale_ledger::LedgerProbe;
 use metrale_registry::CudaHost;
-use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
 use crate::gpu::GraphHandle;
 use crate::graph::captures::{Capture, Captures, Reach};
 use crate::graph::pins::Pins;
 use crate::handle_tombstones::HandleTombstones;
+use crate::memory::FollowedRanges;
 
 /// A graph that can be launched.
 #[derive(Debug)]
@@ -63,6 +66,13 @@ pub(crate) struct SharedState {
     pub(crate) graphs: FxHashMap<u64, Arc<Graph>>,
     /// How destroyed graphs ended, by handle.
     pub(crate) ended: HandleTombstones<GraphEnd>,
+    /// Copies under way whose host memory is borrowed for the call only, by their stream. No capture begins on one: a copy that
+    /// was recorded would use that memory at each replay.
+    borrowed: FxHashMap<u64, usize>,
+    /// The stream that the driver is being asked to make part of a capture, and that capture's number.
+    pub(crate) joining: Option<(u64, u64)>,
+    /// The ledgers of all backends, by the number of each: a copy or fill may use the memory of any.
+    pub(crate) ledgers: Vec<(u64, LedgerProbe)>,
     /// The last number given to a backend or a capture.
     last_id: u64,
     /// Graphs that were given no name.
@@ -80,6 +90,20 @@ impl SharedState {
     pub(crate) fn next_name(&mut self) -> Arc<str> {
         self.unnamed += 1;
         format!("graph-{}", self.unnamed).into()
+    }
+
+    /// The capture that a stream takes part in, or is about to.
+    pub(crate) fn capture_of(&self, stream: u64) -> Option<&Capture> {
+        let joining = || {
+            let (_, id) = self.joining.filter(|&(joins, _)| joins == stream)?;
+            self.captures.get(id)
+        };
+        self.captures.on_stream(stream).or_else(joining)
+    }
+
+    /// Whether a copy under way borrows host memory on a stream.
+    pub(crate) fn is_borrowed_on(&self, stream: u64) -> bool {
+        self.borrowed.contains_key(&stream)
     }
 
     /// A live graph of a device.
@@ -111,9 +135,8 @@ pub(crate) struct SharedGraphs {
     /// Pinned allocations and parts. Written and read likewise.
     pinned: AtomicUsize,
     state: Mutex<SharedState>,
-    /// Read-locked over copies whose host memory is borrowed for the call only; write-locked where a stream begins to
-    /// capture: a copy that was recorded would use that memory at each replay. Locked before the state.
-    borrowed_copies: RwLock<()>,
+    /// What copies and fills follow right now.
+    pub(crate) followed: FollowedRanges,
     /// Locked over each record of an event and each wait for one, from the check to the note: otherwise the driver could make
     /// a stream take part in a capture by a record that is not noted yet. Locked before all others.
     event_calls: Mutex<()>,
@@ -129,14 +152,18 @@ impl SharedGraphs {
         answer
     }
 
-    /// Keeps streams from beginning to capture while a copy borrows host memory.
-    pub(crate) fn begin_borrowed_copy(&self) -> RwLockReadGuard<'_, ()> {
-        self.borrowed_copies.read()
-    }
-
-    /// Waits for the copies that borrow host memory, and keeps new ones from beginning.
-    pub(crate) fn exclude_borrowed_copies(&self) -> RwLockWriteGuard<'_, ()> {
-        self.borrowed_copies.write()
+    /// Keeps captures off a stream while a copy borrows host memory on it; the answer of `refuse` where one is there already.
+    pub(crate) fn borrow_on<T>(
+        &self,
+        stream: u64,
+        refuse: impl FnOnce(&Capture) -> T,
+    ) -> Result<BorrowedCopy<'_>, T> {
+        let mut state = self.state.lock();
+        if let Some(capture) = state.capture_of(stream) {
+            return Err(refuse(capture));
+        }
+        *state.borrowed.entry(stream).or_default() += 1;
+        Ok(BorrowedCopy { shared: self, stream })
     }
 
     /// Keeps other records of events, and waits for events, from being made.
@@ -151,11 +178,35 @@ impl SharedGraphs {
         self.capturing.load(Relaxed) != 0
     }
 
+    /// The locked state: while it is locked nothing new is pinned.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, SharedState> {
+        self.state.lock()
+    }
+
     /// The locked state where anything is pinned or a capture could pin something now: while it is locked nothing new is
     /// pinned. `None`, for two relaxed loads, where nothing is.
     #[inline]
     pub(crate) fn lock_pins(&self) -> Option<MutexGuard<'_, SharedState>> {
         (self.pinned.load(Relaxed) != 0 || self.is_capturing()).then(|| self.state.lock())
+    }
+}
+
+/// A copy under way that borrows host memory, until it is dropped.
+#[must_use = "captures are kept off the stream only as long as this is held"]
+pub(crate) struct BorrowedCopy<'shared> {
+    shared: &'shared SharedGraphs,
+    stream: u64,
+}
+
+impl Drop for BorrowedCopy<'_> {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        if let Some(copies) = state.borrowed.get_mut(&self.stream) {
+            *copies -= 1;
+            if *copies == 0 {
+                state.borrowed.remove(&self.stream);
+            }
+        }
     }
 }
 
@@ -176,7 +227,7 @@ pub(crate) struct GraphClient {
 
 impl GraphClient {
     /// Access for a new backend on a host. The first backend of a driver makes what they share.
-    pub(crate) fn new(host: &CudaHost) -> Self {
+    pub(crate) fn new(host: &CudaHost, ledger: LedgerProbe) -> Self {
         let driver = host.driver_arc();
         let mut all = SHARED_GRAPHS.lock();
         all.retain(|(driver, shared)| driver.strong_count() > 0 && shared.strong_count() > 0);
@@ -187,7 +238,11 @@ impl GraphClient {
             all.push((Arc::downgrade(&driver), Arc::downgrade(&shared)));
             shared
         });
-        let owner = shared.with(SharedState::next_id);
+        let owner = shared.with(|state| {
+            let owner = state.next_id();
+            state.ledgers.push((owner, ledger));
+            owner
+        });
         Self { shared, owner, device: host.ordinal() }
     }
 
@@ -204,5 +259,12 @@ impl GraphClient {
     /// A live graph of this backend's device.
     pub(crate) fn graph(&self, handle: GraphHandle) -> Option<Arc<Graph>> {
         self.shared.state.lock().graph(handle, self.device).cloned()
+    }
+}
+
+impl Drop for GraphClient {
+    fn drop(&mut self) {
+        let owner = self.owner;
+        self.shared.with(|state| state.ledgers.retain(|(other, _)| *other != owner));
     }
 }

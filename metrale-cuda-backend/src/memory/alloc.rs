@@ -21,6 +21,7 @@ use crate::call::{ask, failed};
 use crate::error::{BadArgument, LedgerConflict, NotBound};
 use crate::gpu::DevicePtr;
 use crate::graph::Reach;
+use crate::memory::ArenaOwner;
 use crate::redzone::BandLayout;
 
 /// Why nothing is allocated in a capture.
@@ -163,7 +164,13 @@ impl MetraleCudaBackend {
 
     /// Removes memory from the ledger, then has the driver free it.
     #[track_caller]
-    pub(crate) fn free_kind(&self, ptr: DevicePtr, kind: AllocKind, call: &'static str) -> Result<()> {
+    pub(crate) fn free_kind(
+        &self,
+        ptr: DevicePtr,
+        kind: AllocKind,
+        call: &'static str,
+        owner: Option<ArenaOwner>,
+    ) -> Result<()> {
         if ptr.is_null() {
             return Ok(());
         }
@@ -176,7 +183,7 @@ impl MetraleCudaBackend {
             true
         };
         self.outside_capture(Reach::Thread, FREEING, FREE_AFTER)?;
-        let record = self.forget(ptr.0, kind, call)?;
+        let record = self.forget(ptr.0, kind, call, owner)?;
         let _moving = self.moves(record.as_ref().map_or(0, |record| record.bytes));
         if !there {
             self.remove_bands(ptr.0);
@@ -219,7 +226,7 @@ impl MetraleCudaBackend {
     }
 
     /// Removes an address from the ledger before the driver is asked: the driver may hand it to another thread at once.
-    /// Refused for what a graph uses.
+    /// Refused for what a graph uses, and for an arena that another than `owner` owns.
     #[inline]
     #[track_caller]
     pub(crate) fn forget(
@@ -227,12 +234,24 @@ impl MetraleCudaBackend {
         addr: u64,
         kind: AllocKind,
         call: &'static str,
+        owner: Option<ArenaOwner>,
     ) -> Result<Option<metrale_ledger::AllocRecord>> {
         let site = Location::caller();
-        let forgotten = {
-            let _unpinned = self.unpinned(addr, kind, call, site)?;
-            self.ledger_writer().forget(addr, kind)
-        };
+        let unpinned = self.unpinned(addr, kind, call, site)?;
+        let owned = (kind == AllocKind::Arena)
+            .then(|| self.owned_arenas().free_by(addr, owner, call, site))
+            .transpose()?;
+        let forgotten = self.ledger_writer().forget(addr, kind);
+        if let Ok(record) = &forgotten {
+            if let Err(pinned) = self.came_to_use(&unpinned, addr, kind, call, site) {
+                self.ledger_writer().restore(addr, record.as_ref());
+                return Err(pinned.into());
+            }
+            if let Some(owned) = owned {
+                owned.forgotten();
+            }
+        }
+        drop(unpinned);
         forgotten.map_err(|cause| self.not_forgotten(&cause, addr, call, site))
     }
 

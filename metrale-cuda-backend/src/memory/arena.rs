@@ -19,6 +19,6 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::free_arena`](crate::GpuBackend::free_arena).
     #[track_caller]
     pub fn free_arena(&self, ptr: DevicePtr) -> Result<()> {
-        self.free_kind(ptr, AllocKind::Arena, "free_arena")
+        self.free_kind(ptr, AllocKind::Arena, "free_arena", None)
     }
 }

@@ -18,8 +18,9 @@ use crate::call::{Doing, ask, failed};
 use crate::error::BadArgument;
 use crate::gpu::DevicePtr;
 use crate::graph::{Capturing, Reach, Uses};
+use crate::memory::Followed;
 use crate::memory::not_device::{FoundMemory, NotDeviceMemory};
-use crate::stream::LEGACY_STREAM;
+use crate::stream::{LEGACY_STREAM, count_sync};
 
 /// Which end of a copy or fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,7 +90,7 @@ impl MetraleCudaBackend {
         }
         self.bound(WHAT)?;
         self.may_block(WHAT)?;
-        self.within(WHAT, End::Destination, dst, src.len() as u64)?;
+        let _there = self.within(WHAT, End::Destination, dst, src.len() as u64)?;
         self.own_stream_done()?;
         trace(LaunchKind::CopyH2d, WHAT, [LaunchArg::Pointer(dst.0), LaunchArg::U64(src.len() as u64)]);
         // SAFETY: the source is a slice of that many bytes, consumed before the call returns; the destination is no host
@@ -107,7 +108,7 @@ impl MetraleCudaBackend {
         }
         self.bound(WHAT)?;
         self.may_block(WHAT)?;
-        self.within(WHAT, End::Source, src, dst.len() as u64)?;
+        let _there = self.within(WHAT, End::Source, src, dst.len() as u64)?;
         self.own_stream_done()?;
         trace(LaunchKind::CopyD2h, WHAT, [LaunchArg::Pointer(src.0), LaunchArg::U64(dst.len() as u64)]);
         count_blocking_d2h(dst.len());
@@ -124,8 +125,10 @@ impl MetraleCudaBackend {
         }
         self.bound(WHAT)?;
         self.may_block(WHAT)?;
-        self.within(WHAT, End::Source, src, bytes as u64)?;
-        self.within(WHAT, End::Destination, dst, bytes as u64)?;
+        let _there = (
+            self.within(WHAT, End::Source, src, bytes as u64)?,
+            self.within(WHAT, End::Destination, dst, bytes as u64)?,
+        );
         self.own_stream_done()?;
         trace(
             LaunchKind::CopyD2d,
@@ -148,20 +151,21 @@ impl MetraleCudaBackend {
         let _held = self.hold_stream(stream, WHAT)?;
         const ADVICE: &str = "the graph would read the source at every replay, when it may be gone: use \
                               copy_h2d_async_retained and keep the source";
-        let _borrow = self.graph_client().shared.begin_borrowed_copy();
-        self.outside_capture(Reach::Stream(stream), WHAT, ADVICE)?;
+        let _borrow = self.borrow_on(stream, WHAT, ADVICE)?;
         self.not_beside_capture(stream, WHAT)?;
-        self.within(WHAT, End::Destination, dst, src.len() as u64)?;
+        let there = self.within(WHAT, End::Destination, dst, src.len() as u64)?;
         // Asked first: once the copy is queued there must be no way out that leaves the source unguarded.
         let wait = self.is_read_late(src)?;
         // SAFETY: the source is a slice of that many bytes; where the device reads it late, the wait below keeps it
-        // borrowed until it has been read, and otherwise the driver has staged it at the return. The destination is no host memory (`within`), and the
-        // stream is held.
+        // borrowed until it has been read, and otherwise the driver has staged it at the return. The destination is no host memory
+        // (`there`), and the stream is held.
         let queued = unsafe { self.queue_h2d(src.as_ptr(), src.len(), dst, stream) };
+        drop(there);
         if wait {
+            count_sync();
             // Also after a refusal, which may have come when part of the source was already queued.
             // SAFETY: the stream is held.
-            let waited = unsafe { self.wait_for_stream(stream) };
+            let waited = unsafe { self.wait_until_at_rest(stream, dst.0) };
             queued.and(waited)
         } else {
             queued
@@ -186,7 +190,7 @@ impl MetraleCudaBackend {
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
         self.not_beside_capture(stream, WHAT)?;
-        self.within(WHAT, End::Destination, dst, bytes as u64)?;
+        let _there = self.within(WHAT, End::Destination, dst, bytes as u64)?;
         // SAFETY: the caller's promise; the stream is held.
         unsafe { self.queue_h2d(src, bytes, dst, stream) }
     }
@@ -198,10 +202,12 @@ impl MetraleCudaBackend {
     unsafe fn queue_h2d(&self, src: *const u8, bytes: usize, dst: DevicePtr, stream: u64) -> Result<()> {
         const WHAT: &str = "queueing a copy to the device";
         trace(LaunchKind::CopyH2d, WHAT, [LaunchArg::Pointer(dst.0), LaunchArg::U64(bytes as u64)]);
+        let uses = Uses::Ends { device: [Some(dst.0), None], host: Some(src.addr() as u64) };
+        let submission = self.submission(stream, WHAT, uses)?;
         // SAFETY: the caller's promise.
         let answer =
             unsafe { ask!(self.driver(), cuMemcpyHtoDAsync_v2(dst.0, src.cast::<c_void>(), bytes, stream)) };
-        self.submitted(stream, WHAT, answer, Uses::Memory(&[dst.0, src.addr() as u64]));
+        submission.answered(answer);
         answer.map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), bytes))
     }
 
@@ -216,16 +222,17 @@ impl MetraleCudaBackend {
         const ADVICE: &str =
             "it waits for the stream; use copy_d2h_async_retained, and read after a launch of the graph";
         // Over the wait too: one that a capture fails would leave the copy under way.
-        let _borrow = self.graph_client().shared.begin_borrowed_copy();
-        self.outside_capture(Reach::Stream(stream), WHAT, ADVICE)?;
+        let _borrow = self.borrow_on(stream, WHAT, ADVICE)?;
         self.not_beside_capture(stream, WHAT)?;
-        self.within(WHAT, End::Source, src, dst.len() as u64)?;
+        let there = self.within(WHAT, End::Source, src, dst.len() as u64)?;
         count_blocking_d2h(dst.len());
         // SAFETY: the destination is a slice of that many bytes, and stays borrowed over the wait below; the stream is held.
         let queued = unsafe { self.queue_d2h(src, dst.as_mut_ptr(), dst.len(), stream) };
+        drop(there);
+        count_sync();
         // Also after a refusal, which may have come when part of the copy was already queued.
         // SAFETY: the stream is held.
-        let waited = unsafe { self.wait_for_stream(stream) };
+        let waited = unsafe { self.wait_until_at_rest(stream, src.0) };
         queued.and(waited)
     }
 
@@ -247,7 +254,7 @@ impl MetraleCudaBackend {
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
         self.not_beside_capture(stream, WHAT)?;
-        self.within(WHAT, End::Source, src, bytes as u64)?;
+        let _there = self.within(WHAT, End::Source, src, bytes as u64)?;
         // SAFETY: the caller's promise; the stream is held.
         unsafe { self.queue_d2h(src, dst, bytes, stream) }
     }
@@ -259,10 +266,12 @@ impl MetraleCudaBackend {
     unsafe fn queue_d2h(&self, src: DevicePtr, dst: *mut u8, bytes: usize, stream: u64) -> Result<()> {
         const WHAT: &str = "queueing a copy to the host";
         trace(LaunchKind::CopyD2h, WHAT, [LaunchArg::Pointer(src.0), LaunchArg::U64(bytes as u64)]);
+        let uses = Uses::Ends { device: [Some(src.0), None], host: Some(dst.addr() as u64) };
+        let submission = self.submission(stream, WHAT, uses)?;
         // SAFETY: the caller's promise.
         let answer =
             unsafe { ask!(self.driver(), cuMemcpyDtoHAsync_v2(dst.cast::<c_void>(), src.0, bytes, stream)) };
-        self.submitted(stream, WHAT, answer, Uses::Memory(&[src.0, dst.addr() as u64]));
+        submission.answered(answer);
         answer.map_err(|error| self.copy_failed(error, WHAT, Some(src), None, bytes))
     }
 
@@ -275,23 +284,40 @@ impl MetraleCudaBackend {
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
         self.not_beside_capture(stream, WHAT)?;
-        self.within(WHAT, End::Source, src, bytes as u64)?;
-        self.within(WHAT, End::Destination, dst, bytes as u64)?;
+        let _there = (
+            self.within(WHAT, End::Source, src, bytes as u64)?,
+            self.within(WHAT, End::Destination, dst, bytes as u64)?,
+        );
         trace(
             LaunchKind::CopyD2d,
             WHAT,
             [src.0, dst.0].map(LaunchArg::Pointer).into_iter().chain([LaunchArg::U64(bytes as u64)]),
         );
+        let submission =
+            self.submission(stream, WHAT, Uses::Ends { device: [Some(src.0), Some(dst.0)], host: None })?;
         // SAFETY: neither end is host memory (`within`), and what else is wrong with them the driver answers; the stream is
         // held.
         let answer = unsafe { ask!(self.driver(), cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes, stream)) };
-        self.submitted(stream, WHAT, answer, Uses::Memory(&[src.0, dst.0]));
+        submission.answered(answer);
         answer.map_err(|error| self.copy_failed(error, WHAT, Some(src), Some(dst), bytes))
     }
 
     /// Refuses an end that begins in an allocation the ledger knows and would leave it, and one that is, or could be, host
-    /// memory: what passes is memory that no Rust code has borrowed. The thread is known to be bound.
-    pub(crate) fn within(&self, operation: &'static str, end: End, ptr: DevicePtr, bytes: u64) -> Result<()> {
+    /// memory: what passes is memory that no Rust code has borrowed, and becomes no pinned memory until the answer is dropped, which
+    /// is when the driver was asked. The thread is known to be bound.
+    pub(crate) fn within(
+        &self,
+        operation: &'static str,
+        end: End,
+        ptr: DevicePtr,
+        bytes: u64,
+    ) -> Result<Followed<'_>> {
+        // Before the look: what is pinned from here on is nowhere in the range.
+        let followed = self.graph_client().shared.followed.follow(ptr.0, bytes);
+        self.is_within(operation, end, ptr, bytes).map(|()| followed)
+    }
+
+    fn is_within(&self, operation: &'static str, end: End, ptr: DevicePtr, bytes: u64) -> Result<()> {
         let addr = ptr.0;
         match self.ledger_writer().whois(addr) {
             Whois::Live { allocation, .. } if allocation.record.kind == AllocKind::Pinned => {

@@ -21,15 +21,6 @@ pub enum Side {
     Host(*mut u8),
 }
 
-impl Side {
-    fn addr(self) -> u64 {
-        match self {
-            Self::Device(ptr) => ptr.0,
-            Self::Host(ptr) => ptr.addr() as u64,
-        }
-    }
-}
-
 /// A rectangle of `rows` rows of `width_bytes` each, copied from rows that lie `src_pitch_bytes` apart to rows that lie
 /// `dst_pitch_bytes` apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,12 +98,14 @@ impl MetraleCudaBackend {
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
         self.not_beside_capture(stream, WHAT)?;
-        for (end, side) in [(End::Source, copy.src), (End::Destination, copy.dst)] {
+        let checked = |end, side| {
             let span = copy.span_bytes(end)?;
-            if let Side::Device(ptr) = side {
-                self.within(WHAT, end, ptr, span)?;
+            match side {
+                Side::Device(ptr) => self.within(WHAT, end, ptr, span).map(Some),
+                Side::Host(_) => Ok(None),
             }
-        }
+        };
+        let _there = (checked(End::Source, copy.src)?, checked(End::Destination, copy.dst)?);
         trace(
             kind(copy),
             WHAT,
@@ -120,11 +113,11 @@ impl MetraleCudaBackend {
                 .map(|n| LaunchArg::U64(n as u64)),
         );
         let raw = raw(copy);
+        let submission = self.submission(stream, WHAT, uses(copy))?;
         // SAFETY: the description is a local that the driver reads before it returns; of the host memory it speaks of, the
         // caller has promised that it is valid until the stream has passed the copy; the stream is held.
         let answer = unsafe { ask!(self.driver(), cuMemcpy2DAsync_v2(&raw const raw, stream)) };
-        let ends = [copy.src, copy.dst].map(Side::addr);
-        self.submitted(stream, WHAT, answer, Uses::Memory(&ends));
+        submission.answered(answer);
         answer.map_err(|error| {
             let device = |side| match side {
                 Side::Device(ptr) => Some(ptr),
@@ -134,6 +127,20 @@ impl MetraleCudaBackend {
             self.copy_failed(error, WHAT, device(copy.src), device(copy.dst), bytes)
         })
     }
+}
+
+/// The sides on the device, and that on the host. Of two on the host the driver is the judge; neither is anybody's to free here.
+fn uses(copy: &Copy2d) -> Uses<'static> {
+    let device = |side| match side {
+        Side::Device(ptr) => Some(ptr.0),
+        Side::Host(_) => None,
+    };
+    let host = |side| match side {
+        Side::Host(ptr) => Some(ptr.addr() as u64),
+        Side::Device(_) => None,
+    };
+    let sides = [copy.src, copy.dst];
+    Uses::Ends { device: sides.map(device), host: sides.into_iter().find_map(host) }
 }
 
 fn kind(copy: &Copy2d) -> LaunchKind {

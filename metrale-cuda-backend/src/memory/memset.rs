@@ -23,7 +23,7 @@ impl MetraleCudaBackend {
         }
         self.bound(WHAT)?;
         self.may_block(WHAT)?;
-        self.within(WHAT, End::Destination, dst, bytes as u64)?;
+        let _there = self.within(WHAT, End::Destination, dst, bytes as u64)?;
         self.own_stream_done()?;
         trace_fill(WHAT, dst, u32::from(value), bytes);
         // SAFETY: the destination is no host memory (`within`), and what else is wrong with it the driver answers.
@@ -42,12 +42,14 @@ impl MetraleCudaBackend {
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
         self.not_beside_capture(stream, WHAT)?;
-        self.within(WHAT, End::Destination, dst, bytes as u64)?;
+        let _there = self.within(WHAT, End::Destination, dst, bytes as u64)?;
         trace_fill(WHAT, dst, u32::from(value), bytes);
+        let submission =
+            self.submission(stream, WHAT, Uses::Ends { device: [Some(dst.0), None], host: None })?;
         // SAFETY: the destination is no host memory (`within`), and what else is wrong with it the driver answers; the
         // stream is held.
         let answer = unsafe { ask!(self.driver(), cuMemsetD8Async(dst.0, value, bytes, stream)) };
-        self.submitted(stream, WHAT, answer, Uses::Memory(&[dst.0]));
+        submission.answered(answer);
         // SAFETY: the stream is held.
         answer.map_err(|error| unsafe { self.fill_failed(error, WHAT, dst, bytes, stream) })
     }
@@ -73,12 +75,14 @@ impl MetraleCudaBackend {
         self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
         self.not_beside_capture(stream, WHAT)?;
-        self.within(WHAT, End::Destination, dst, bytes as u64)?;
+        let _there = self.within(WHAT, End::Destination, dst, bytes as u64)?;
         trace_fill(WHAT, dst, value, bytes);
+        let submission =
+            self.submission(stream, WHAT, Uses::Ends { device: [Some(dst.0), None], host: None })?;
         // SAFETY: the destination is no host memory (`within`), and what else is wrong with it the driver answers; the
         // stream is held.
         let answer = unsafe { ask!(self.driver(), cuMemsetD32Async(dst.0, value, words, stream)) };
-        self.submitted(stream, WHAT, answer, Uses::Memory(&[dst.0]));
+        submission.answered(answer);
         // SAFETY: the stream is held.
         answer.map_err(|error| unsafe { self.fill_failed(error, WHAT, dst, bytes, stream) })
     }

@@ -4,9 +4,11 @@
 mod accounting;
 mod alloc;
 mod arena;
+mod at_rest;
 mod copy;
 mod copy_2d;
 mod cost;
+mod followed;
 mod free;
 mod host_limit;
 mod info;
@@ -14,6 +16,7 @@ mod memset;
 mod not_device;
 mod oom_watchdog;
 mod out_of_memory;
+mod owned_arenas;
 mod packed_arena;
 mod peer;
 mod pinned;
@@ -58,6 +61,8 @@ pub use watchdog::{
 };
 
 pub(crate) use cost::{Cost, Costs};
+pub(crate) use followed::{Followed, FollowedRanges};
 pub(crate) use free::{Polling, memory_info_of};
+pub(crate) use owned_arenas::{ArenaOwner, OwnedArenas};
 pub(crate) use pinned_table::PinnedTable;
 pub(crate) use small::small_most;

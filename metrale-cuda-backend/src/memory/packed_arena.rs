@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use crate::backend::MetraleCudaBackend;
 use crate::error::BadArgument;
 use crate::gpu::DevicePtr;
+use crate::memory::ArenaOwner;
 use crate::memory::arena_space::{ARENA_GRANULE, ArenaSpace};
 
 /// Why an arena does not do what was asked. Nothing was changed.
@@ -69,7 +70,8 @@ pub enum ArenaError {
 /// backend, or by [`packed_arena_owned`](MetraleCudaBackend::packed_arena_owned), with a share in it, to be kept beside it.
 ///
 /// [`alloc`](Self::alloc) and [`free_part`](Self::free_part) ask no driver and may be called from any thread. Dropped or
-/// [freed](Self::free), the arena goes back whole, and all parts with it: nothing may use them any more.
+/// [freed](Self::free), the arena goes back whole, and all parts with it: nothing may use them any more. Nobody else frees it:
+/// `free_arena` refuses its address.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -167,7 +169,7 @@ impl<B: Deref<Target = MetraleCudaBackend>> PackedArena<B> {
     fn new(backend: B, bytes: usize, site: &'static Location<'static>) -> Result<Self> {
         // More than can be rounded up is more than there is.
         let bytes = bytes.checked_next_multiple_of(ARENA_GRANULE as usize).unwrap_or(bytes);
-        let base = backend.alloc_kind(bytes, AllocKind::Arena, site)?;
+        let base = backend.alloc_owned(bytes, ArenaOwner::Packed, site)?;
         let space = Mutex::new(ArenaSpace::new(base.0, bytes as u64));
         Ok(Self { backend, base, bytes, site, space, is_freed: false })
     }
@@ -287,11 +289,22 @@ impl<B: Deref<Target = MetraleCudaBackend>> PackedArena<B> {
     /// Frees the arena, and all parts with it. As [`GpuBackend::free_arena`](crate::GpuBackend::free_arena).
     ///
     /// # Errors
-    /// As there; the arena then stays on the ledger, with its parts, and the backend's drop tries again.
+    /// As there; the arena then stays on the ledger, with its parts and without an owner: `free_arena` frees it by its address, and
+    /// the backend's drop tries again.
     #[track_caller]
     pub fn free(mut self) -> Result<()> {
+        self.free_once("PackedArena::free")
+    }
+
+    /// Frees it. Refused, it has no owner any more, and can be freed by its address.
+    #[track_caller]
+    fn free_once(&mut self, call: &'static str) -> Result<()> {
         self.is_freed = true;
-        self.backend.free_arena(self.base)
+        let freed = self.backend.free_kind(self.base, AllocKind::Arena, call, Some(ArenaOwner::Packed));
+        if freed.is_err() {
+            self.backend.owned_arenas().disown(self.base.0);
+        }
+        freed
     }
 }
 
@@ -300,7 +313,7 @@ impl<B: Deref<Target = MetraleCudaBackend>> Drop for PackedArena<B> {
         if self.is_freed {
             return;
         }
-        if let Err(error) = self.backend.free_arena(self.base) {
+        if let Err(error) = self.free_once("the drop of a PackedArena") {
             tracing::error!("the arena from {} could not be freed when it was dropped: {error:#}", self.site);
         }
     }

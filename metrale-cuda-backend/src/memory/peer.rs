@@ -11,6 +11,7 @@ use crate::call::{Doing, failed};
 use crate::error::BadArgument;
 use crate::gpu::DevicePtr;
 use crate::graph::{Capturing, Reach, Uses};
+use crate::memory::Followed;
 use crate::memory::copy::{End, trace};
 use crate::stream::LEGACY_STREAM;
 
@@ -69,9 +70,7 @@ impl MetraleCudaBackend {
             }
             self.outside_capture(Reach::Stream(stream), QUEUEING, ADVICE)
         };
-        if !self.may_copy_to(QUEUEING, gate, src, to, dst, bytes)? {
-            return Ok(());
-        }
+        let Some(_there) = self.may_copy_to(QUEUEING, gate, src, to, dst, bytes)? else { return Ok(()) };
         let _held = self.hold_stream(stream, QUEUEING)?;
         // SAFETY: the stream is held.
         unsafe { self.queue_peer(src, to, dst, bytes, stream) }
@@ -86,9 +85,7 @@ impl MetraleCudaBackend {
     pub fn copy_peer(&self, src: DevicePtr, to: &Self, dst: DevicePtr, bytes: usize) -> Result<()> {
         const WHAT: &str = "copying between devices";
         let gate = || self.may_block(WHAT).and_then(|()| to.may_block(WHAT));
-        if !self.may_copy_to(WHAT, gate, src, to, dst, bytes)? {
-            return Ok(());
-        }
+        let Some(_there) = self.may_copy_to(WHAT, gate, src, to, dst, bytes)? else { return Ok(()) };
         {
             let _current = to.enter().doing(|| WHAT.to_owned())?;
             to.own_stream_done()?;
@@ -132,26 +129,26 @@ impl MetraleCudaBackend {
         )))
     }
 
-    /// Passes a gate and checks both ends, each by the ledger of its own side; false where there is nothing to copy.
-    fn may_copy_to(
-        &self,
+    /// Passes a gate and checks both ends, each by the ledger of its own side; `None` where there is nothing to copy. What was
+    /// checked stays true until the answer is dropped.
+    fn may_copy_to<'a>(
+        &'a self,
         doing: &'static str,
         gate: impl FnOnce() -> Result<(), Capturing>,
         src: DevicePtr,
-        to: &Self,
+        to: &'a Self,
         dst: DevicePtr,
         bytes: usize,
-    ) -> Result<bool> {
+    ) -> Result<Option<[Followed<'a>; 2]>> {
         if bytes == 0 {
-            return Ok(false);
+            return Ok(None);
         }
         self.bound(doing)?;
         to.latch().sound(|| doing.to_owned())?;
         self.shares_its_driver(doing, to)?;
         gate()?;
-        self.within(doing, End::Source, src, bytes as u64)?;
-        to.within(doing, End::Destination, dst, bytes as u64)?;
-        Ok(true)
+        let source = self.within(doing, End::Source, src, bytes as u64)?;
+        Ok(Some([source, to.within(doing, End::Destination, dst, bytes as u64)?]))
     }
 
     /// Queues the copy.
@@ -171,6 +168,8 @@ impl MetraleCudaBackend {
             QUEUEING,
             [src.0, dst.0].map(LaunchArg::Pointer).into_iter().chain([LaunchArg::U64(bytes as u64)]),
         );
+        let submission =
+            self.submission(stream, QUEUEING, Uses::Ends { device: [Some(src.0), Some(dst.0)], host: None })?;
         let (from_context, to_context) = (self.host().context(), to.host().context());
         let answer = if self.ordinal() == to.ordinal() {
             // A copy that names contexts is no node of a graph, even where both are one.
@@ -184,8 +183,7 @@ impl MetraleCudaBackend {
             };
             check(DriverFn::cuMemcpyPeerAsync, status)
         };
-        let uses = Uses::Peers { src: src.0, to, dst: dst.0 };
-        self.submitted(stream, QUEUEING, answer, uses);
+        submission.answered(answer);
         answer.map_err(|error| self.peer_failed(error, src, to, dst, bytes))
     }
 

@@ -13,9 +13,10 @@ use metrale_ledger::AllocKind;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::ask;
-use crate::error::LedgerConflict;
+use crate::error::{BadArgument, LedgerConflict};
 use crate::graph::Reach;
 use crate::memory::alloc::{ALLOCATE_BEFORE, FREE_AFTER, refuse_no_bytes};
+use crate::memory::followed::Pinning;
 use crate::memory::pinned_table::LivePinned;
 
 /// Pinned host memory by its address and size, as [`GpuBackend::alloc_pinned`](crate::GpuBackend::alloc_pinned) returns it.
@@ -110,14 +111,9 @@ impl MetraleCudaBackend {
         self.bound("allocating pinned memory")?;
         self.within_host_limit(bytes, site)?;
         self.outside_capture(Reach::Thread, "allocating pinned memory", ALLOCATE_BEFORE)?;
-        let mut address = core::ptr::null_mut();
-        // SAFETY: the result pointer is a local.
-        unsafe { ask!(self.driver(), cuMemAllocHost_v2(&mut address, bytes)) }
-            .map_err(|error| self.alloc_error(error, bytes, AllocKind::Pinned, site))?;
-        let Some(address) = NonNull::new(address.cast::<u8>()) else {
-            let reason = "null is no address".to_owned();
-            return Err(LedgerConflict { addr: 0, bytes, reason, not_freed: None }.into());
-        };
+        // Until the ledger has it: a call on another thread may have checked the address before it was pinned.
+        let pinning = self.graph_client().shared.followed.begin_pinning();
+        let address = self.pin_unfollowed(&pinning, bytes, site)?;
         // SAFETY: the driver has just allocated `bytes` bytes there, and nobody else knows the address.
         unsafe { address.write_bytes(0, bytes) };
         let live = LivePinned::new(bytes, site);
@@ -135,6 +131,49 @@ impl MetraleCudaBackend {
         Ok(pinned)
     }
 
+    /// New pinned memory in which no call under way follows an address. Memory where one does is kept aside until there is other.
+    fn pin_unfollowed(
+        &self,
+        pinning: &Pinning<'_>,
+        bytes: usize,
+        site: &'static Location<'static>,
+    ) -> Result<NonNull<u8>> {
+        /// Places that are tried: more are followed only by calls that span most addresses there are.
+        const TRIES: usize = 8;
+        let mut aside = Vec::new();
+        let found = loop {
+            let mut address = core::ptr::null_mut();
+            // SAFETY: the result pointer is a local.
+            let answer = unsafe { ask!(self.driver(), cuMemAllocHost_v2(&mut address, bytes)) };
+            if let Err(error) = answer {
+                break Err(self.alloc_error(error, bytes, AllocKind::Pinned, site));
+            }
+            let Some(address) = NonNull::new(address.cast::<u8>()) else {
+                let reason = "null is no address".to_owned();
+                break Err(LedgerConflict { addr: 0, bytes, reason, not_freed: None }.into());
+            };
+            let addr = address.addr().get() as u64;
+            if !pinning.meets(addr, bytes) {
+                break Ok(address);
+            }
+            aside.push(addr);
+            if aside.len() == TRIES {
+                break Err(BadArgument::new(format!(
+                    "pinned memory of {bytes} bytes at {site}: copies or fills on other threads follow addresses in each of \
+                     {TRIES} places that the driver gave; try again when they have returned"
+                ))
+                .into());
+            }
+        };
+        for addr in aside {
+            // The driver waits for what was queued there.
+            if let Err(error) = self.driver_free_pinned(addr) {
+                tracing::error!("{bytes} bytes of pinned memory at {addr:#x} could not be freed: {error}");
+            }
+        }
+        found
+    }
+
     /// See [`GpuBackend::free_pinned`](crate::GpuBackend::free_pinned).
     #[track_caller]
     pub fn free_pinned(&self, pinned: PinnedPtr) -> Result<()> {
@@ -147,7 +186,7 @@ impl MetraleCudaBackend {
             return Err(table.stale(pinned, site).into());
         }
         // Where nothing is live there, the ledger knows best what was.
-        let record = self.forget(pinned.addr(), AllocKind::Pinned, "free_pinned")?;
+        let record = self.forget(pinned.addr(), AllocKind::Pinned, "free_pinned", None)?;
         let live = table.remove(pinned, site).ok_or_else(|| table.stale(pinned, site))?;
         drop(table);
         let answer = if there { self.driver_free_pinned(pinned.addr()) } else { Ok(()) };

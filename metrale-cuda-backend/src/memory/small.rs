@@ -52,7 +52,7 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::free`](crate::GpuBackend::free).
     #[track_caller]
     pub fn free(&self, ptr: DevicePtr) -> Result<()> {
-        self.free_kind(ptr, AllocKind::Device, "free")
+        self.free_kind(ptr, AllocKind::Device, "free", None)
     }
 
     fn alloc_small(&self, bytes: usize, site: &'static Location<'static>) -> Result<DevicePtr> {

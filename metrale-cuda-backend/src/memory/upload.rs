@@ -92,7 +92,8 @@ impl<'backend> Uploader<'backend> {
             return Ok(());
         }
         self.backend.bound(WHAT)?;
-        self.backend.within(WHAT, super::End::Destination, dst, data.len() as u64)?;
+        // All of it before any is queued; each piece is checked again when it is.
+        drop(self.backend.within(WHAT, super::End::Destination, dst, data.len() as u64)?);
         let mut done = 0;
         while done < data.len() {
             if self.slots[0].used_bytes == self.slots[0].buffer.len() {
@@ -153,7 +154,7 @@ impl Drop for Uploader<'_> {
     fn drop(&mut self) {
         // Whichever thread drops it; where the context cannot be had, the calls below say so themselves.
         let _current = self.backend.enter();
-        // Waited for first: the device may be reading the buffers.
+        // Waited for first: the device may be reading the buffers. Where the wait is refused, their free waits in the driver.
         let mut outcome = self.finish().map(drop);
         for slot in &self.slots {
             let given = slot.free(self.backend);

@@ -192,7 +192,7 @@ impl DeviceTable {
         if sent.is_empty() {
             return told;
         }
-        let waited = wait(backend);
+        let waited = self.wait(backend);
         let told = told.and(waited);
         if told.is_err() {
             bands.return_updates(sent.into_iter().flat_map(|(updates, _)| updates));
@@ -247,9 +247,15 @@ impl DeviceTable {
         // SAFETY: the destination is a slice of that many bytes, and stays borrowed over the wait below.
         let queued =
             unsafe { ask!(backend.driver(), cuMemcpyDtoHAsync_v2(target, from, to.len(), backend.stream())) };
-        let waited = wait(backend);
+        let waited = self.wait(backend);
         queued.doing(|| "reading what a scan of red zones found".to_owned())?;
         waited
+    }
+
+    /// Waits until nothing that was queued uses host memory any more.
+    fn wait(&self, backend: &MetraleCudaBackend) -> Result<()> {
+        // SAFETY: the stream is the host's own, which lives as long as it.
+        unsafe { backend.wait_until_at_rest(backend.stream(), self.base) }
     }
 
     /// New memory, with spare capacity. The content of the old memory is lost.
@@ -309,10 +315,4 @@ impl DeviceTable {
     fn count(&self, slots: usize) -> Result<u32> {
         Ok(u32::try_from(slots).map_err(|_| super::TableFull { slots })?)
     }
-}
-
-fn wait(backend: &MetraleCudaBackend) -> Result<()> {
-    // SAFETY: takes a handle, which is the backend's own.
-    unsafe { ask!(backend.driver(), cuStreamSynchronize(backend.stream())) }
-        .doing(|| "waiting for a scan of red zones".to_owned())
 }

@@ -18,11 +18,19 @@ pub struct HookedDriver {
     hook: Mutex<Option<Hook>>,
     attributes: Mutex<HashMap<CUdevice_attribute, Result<i32, CUresult>>>,
     lacks: Vec<DriverFn>,
+    /// Called when the driver inside has answered.
+    after: Mutex<Option<Hook>>,
 }
 
 impl HookedDriver {
     pub fn new(inner: Arc<dyn DriverApi>) -> Self {
-        Self { inner, hook: Mutex::new(None), attributes: Mutex::default(), lacks: Vec::new() }
+        Self {
+            inner,
+            hook: Mutex::new(None),
+            attributes: Mutex::default(),
+            lacks: Vec::new(),
+            after: Mutex::default(),
+        }
     }
 
     /// A driver without an optional function.
@@ -41,6 +49,11 @@ impl HookedDriver {
         *self.hook.lock().unwrap() = Some(Arc::new(hook));
     }
 
+    /// Calls `hook` after every call from now on, before its caller has the answer.
+    pub fn after_each(&self, hook: impl Fn(DriverFn) + Send + Sync + 'static) {
+        *self.after.lock().unwrap() = Some(Arc::new(hook));
+    }
+
     /// Answers a device attribute by this value from now on.
     pub fn answer_attribute(&self, which: CUdevice_attribute, value: i32) {
         self.attributes.lock().unwrap().insert(which, Ok(value));
@@ -56,7 +69,12 @@ impl HookedDriver {
         if let Some(hook) = hook {
             hook(function);
         }
-        if self.lacks.contains(&function) { CUDA_ERROR_NOT_SUPPORTED } else { inner() }
+        let status = if self.lacks.contains(&function) { CUDA_ERROR_NOT_SUPPORTED } else { inner() };
+        let after = self.after.lock().unwrap().clone();
+        if let Some(after) = after {
+            after(function);
+        }
+        status
     }
 }
 

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! [`OwnedArenas`]: arena memory that a value of this crate owns, which nobody else can free by its address.
+
+use core::fmt;
+use std::panic::Location;
+
+use anyhow::Result;
+use metrale_ledger::{AllocKind, Whois};
+use parking_lot::{Mutex, MutexGuard};
+use rustc_hash::FxHashMap;
+
+use crate::backend::MetraleCudaBackend;
+use crate::error::BadArgument;
+use crate::gpu::DevicePtr;
+use crate::parts::KEEPS_LEDGER;
+
+/// Who owns an arena, and frees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ArenaOwner {
+    /// The cache of operations.
+    OpCache,
+    /// A [`PackedArena`](crate::PackedArena).
+    Packed,
+    /// cudarc, by way of an `Adopted`.
+    #[cfg_attr(not(feature = "cudarc"), expect(dead_code, reason = "only cudarc's slices are adopted"))]
+    Adopted,
+}
+
+impl fmt::Display for ArenaOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OpCache => "the op cache, which still gives it out; release_op_cache frees it",
+            Self::Packed => "a PackedArena; its own free, or its drop, frees it",
+            Self::Adopted => "cudarc; drop the Adopted, or let go of it",
+        })
+    }
+}
+
+/// The owners by base address. Locked over a look and the change of the ledger that follows it, never over a call of the driver.
+#[derive(Debug, Default)]
+pub(crate) struct OwnedArenas(Mutex<FxHashMap<u64, ArenaOwner>>);
+
+impl OwnedArenas {
+    /// Gives an arena an owner. Whoever holds its address only cannot free it from here on.
+    pub(crate) fn own(&self, base: u64, owner: ArenaOwner) {
+        self.0.lock().insert(base, owner);
+    }
+
+    /// The owner is gone, or has freed it.
+    pub(crate) fn disown(&self, base: u64) {
+        self.0.lock().remove(&base);
+    }
+
+    /// Passes a free by the owner, or of what nobody owns. As long as the answer is held, that stays so.
+    pub(crate) fn free_by(
+        &self,
+        base: u64,
+        owner: Option<ArenaOwner>,
+        call: &'static str,
+        site: &Location<'_>,
+    ) -> Result<OwnerPassed<'_>, BadArgument> {
+        let owners = self.0.lock();
+        match owners.get(&base) {
+            Some(other) if owner != Some(*other) => Err(BadArgument::new(format!(
+                "{call} called at {site}: {} belongs to {other}. Nothing was freed",
+                DevicePtr(base)
+            ))),
+            _ => Ok(OwnerPassed { owners, base }),
+        }
+    }
+}
+
+/// A free that the table of owners lets pass.
+pub(crate) struct OwnerPassed<'owners> {
+    owners: MutexGuard<'owners, FxHashMap<u64, ArenaOwner>>,
+    base: u64,
+}
+
+impl OwnerPassed<'_> {
+    /// The record has gone from the ledger: the address may be another's at once.
+    pub(crate) fn forgotten(mut self) {
+        self.owners.remove(&self.base);
+    }
+}
+
+impl MetraleCudaBackend {
+    /// Allocates an arena with an owner.
+    pub(crate) fn alloc_owned(
+        &self,
+        bytes: usize,
+        owner: ArenaOwner,
+        site: &'static Location<'static>,
+    ) -> Result<DevicePtr> {
+        loop {
+            let base = self.alloc_kind(bytes, AllocKind::Arena, site)?;
+            self.owned_arenas().own(base.0, owner);
+            // Before it had an owner, a stale copy of the same address may have freed it.
+            let is_there = matches!(
+                self.ledger_writer().whois(base.0),
+                Whois::Live { allocation, .. } if allocation.addr == base.0 && allocation.record.kind == AllocKind::Arena
+            );
+            if is_there || !KEEPS_LEDGER {
+                return Ok(base);
+            }
+            self.owned_arenas().disown(base.0);
+        }
+    }
+}
