@@ -27,8 +27,8 @@ use crate::handles::{Handles, Kind, is_the_drivers};
 use crate::launch::Kernels;
 use crate::ledger_writer::LedgerWriter;
 use crate::memory::{
-    Cost, Costs, MemInfo, MemInfoError, MemoryInfo, OwnedArenas, PinnedTable, Polling, memory_info_of,
-    small_most,
+    Cost, Costs, Deferred, MemInfo, MemInfoError, MemoryInfo, OwnedArenas, PinnedTable, Polling,
+    memory_info_of, small_most,
 };
 use crate::op_cache::OpCache;
 use crate::parts::{HAS_REDZONE, TIMES_SPANS};
@@ -54,6 +54,7 @@ pub struct MetraleCudaBackend {
     polling: Polling,
     pinned: Mutex<PinnedTable>,
     owned_arenas: OwnedArenas,
+    deferred: Deferred,
     streams: Handles,
     events: Handles,
     kernels: Kernels,
@@ -188,6 +189,7 @@ impl BackendBuilder {
             polling: Polling::default(),
             pinned: Mutex::default(),
             owned_arenas: OwnedArenas::default(),
+            deferred: Deferred::default(),
             streams: Handles::new(Kind::Stream),
             events: Handles::new(Kind::Event),
             kernels: Kernels::default(),
@@ -469,6 +471,11 @@ impl MetraleCudaBackend {
         &self.polling
     }
 
+    /// Memory whose owners gave it up when it could not be freed.
+    pub(crate) const fn deferred(&self) -> &Deferred {
+        &self.deferred
+    }
+
     /// The live pinned memory, locked. Never held over a call of the driver.
     pub(crate) fn pinned_table(&self) -> MutexGuard<'_, PinnedTable> {
         self.pinned.lock()
@@ -573,6 +580,17 @@ impl MetraleCudaBackend {
             return Ok(());
         }
         Err(NotBound { doing, ordinal: self.ordinal(), current }.into())
+    }
+
+    /// For a call that any thread may make, bound or not: makes the context current until the guard is dropped. None where the
+    /// context is already gone, and what it had with it.
+    pub(crate) fn entered(&self, doing: &'static str) -> Result<Option<CurrentContext<'_>>> {
+        self.latch.sound(|| doing.to_owned())?;
+        match self.enter() {
+            Ok(current) => Ok(Some(current)),
+            Err(error) if is_teardown_noop(error.status) => Ok(None),
+            Err(error) => Err(error).doing(|| doing.to_owned()),
+        }
     }
 
     /// Makes the context current on this thread until the guard goes.

@@ -136,7 +136,7 @@ impl MetraleCudaBackend {
     pub fn destroy_event(&self, event: u64) -> Result<()> {
         const WHAT: &str = "destroying an event";
         let site = Location::caller();
-        self.bound(WHAT)?;
+        let _current = self.entered(WHAT)?;
         let entry = self.events().remove(event, site, WHAT)?;
         self.destroy_removed_handle(entry).doing(|| format!("destroying event {event:#x}"))
     }

@@ -12,7 +12,8 @@ use crate::gpu::{DevicePtr, GpuBackend, GraphHandle, KernelHandle};
 use crate::graph::{GraphInfo, GraphUpdate};
 use crate::launch::KernelLaunch;
 use crate::memory::{
-    Account, Copy2d, EffectiveFree, LowMemoryHandler, MemoryInfo, PinnedPtr, PolledFree, WatchdogThread,
+    Account, Copy2d, EffectiveFree, Freed, LowMemoryHandler, MemoryInfo, OwnedMemory, PinnedPtr, PolledFree,
+    WatchdogThread,
 };
 use crate::redzone::ScanReport;
 use crate::tensormap::{TensorMap, TensorMapSpec};
@@ -31,6 +32,16 @@ impl GpuBackend for MetraleCudaBackend {
     #[track_caller]
     fn free(&self, ptr: DevicePtr) -> Result<()> {
         Self::free(self, ptr)
+    }
+
+    #[track_caller]
+    fn alloc_owned(&self, bytes: usize) -> Result<OwnedMemory> {
+        Self::alloc_owned(self, bytes)
+    }
+
+    #[track_caller]
+    fn free_owned(&self, memory: OwnedMemory) -> Result<Freed> {
+        Self::free_owned(self, memory)
     }
 
     #[track_caller]

@@ -11,7 +11,8 @@ use metrale_ledger::{LedgerProbe, ScopeGuard};
 use crate::graph::{GraphInfo, GraphUpdate};
 use crate::launch::KernelLaunch;
 use crate::memory::{
-    Account, Copy2d, EffectiveFree, LowMemoryHandler, MemoryInfo, PinnedPtr, PolledFree, WatchdogThread,
+    Account, Copy2d, EffectiveFree, Freed, LowMemoryHandler, MemoryInfo, OwnedMemory, PinnedPtr, PolledFree,
+    WatchdogThread,
 };
 use crate::redzone::ScanReport;
 use crate::tensormap::{TensorMap, TensorMapSpec};
@@ -154,6 +155,28 @@ pub trait GpuBackend: Send + Sync {
     /// the graph's name and the lines that allocated and captured.
     #[track_caller]
     fn free(&self, ptr: DevicePtr) -> Result<()>;
+
+    /// [`alloc`](Self::alloc) for an owner, such as [`DeviceBuffer`](crate::DeviceBuffer): with the creation index by which
+    /// [`free_owned`](Self::free_owned) tells this memory from what is at its address later.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    #[track_caller]
+    fn alloc_owned(&self, bytes: usize) -> Result<OwnedMemory> {
+        Ok(OwnedMemory::new(self.alloc(bytes)?, bytes, 0))
+    }
+
+    /// Frees what [`alloc_owned`](Self::alloc_owned) returned, or does so as soon as it may: on a thread that captures when
+    /// its capture has ended, and memory that a graph uses when that is destroyed. Until then it is on the ledger. Any
+    /// thread may call it, bound or not. May block, as [`free`](Self::free) does.
+    ///
+    /// # Errors
+    /// [`FreeError`](crate::FreeError) where the memory was freed before, by [`free`](Self::free) or a sweep: whatever is at
+    /// its address now stays. [`ContextLost`](crate::ContextLost); the memory is then the system's to free.
+    #[track_caller]
+    fn free_owned(&self, memory: OwnedMemory) -> Result<Freed> {
+        self.free(memory.ptr()).map(|()| Freed::Now)
+    }
 
     /// Allocates `bytes` of device memory with an owner of its own: accounted apart and never taken by
     /// [`sweep_unreleased`](Self::sweep_unreleased). Otherwise as [`alloc`](Self::alloc).
@@ -330,7 +353,7 @@ pub trait GpuBackend: Send + Sync {
     #[track_caller]
     fn create_stream(&self) -> Result<u64>;
 
-    /// Destroys a stream of [`create_stream`](Self::create_stream). Does not block: the driver completes its queued work, and
+    /// Destroys a stream of [`create_stream`](Self::create_stream). Works on a thread that is not bound. Does not block: the driver completes its queued work, and
     /// a call of another thread that still uses the stream destroys it when it returns. Refused while it takes part in a
     /// capture. On every other answer the stream must not be used again. The backend's drop destroys what is left.
     ///
@@ -431,7 +454,7 @@ pub trait GpuBackend: Send + Sync {
     /// [`CallFailed`](crate::CallFailed) where an event keeps no time, was never recorded or has not passed.
     fn elapsed_ms(&self, start: u64, end: u64) -> Result<f32>;
 
-    /// Destroys an event. Does not block. Allowed during a capture. Whatever the answer, the event is not to be used again.
+    /// Destroys an event. Works on a thread that is not bound. Does not block. Allowed during a capture. Whatever the answer, the event is not to be used again.
     /// What nobody destroys, the backend's drop does.
     ///
     /// # Errors
@@ -597,7 +620,7 @@ pub trait GpuBackend: Send + Sync {
     /// capture goes on and can be ended otherwise.
     fn update_graph(&self, graph: GraphHandle, stream: u64) -> Result<GraphUpdate>;
 
-    /// Destroys a graph and releases what it pinned. Launches already queued are the driver's to finish. A context that is
+    /// Destroys a graph and releases what it pinned. Works on a thread that is not bound. Launches already queued are the driver's to finish. A context that is
     /// already gone is no error. Does not block. Allowed during a capture.
     ///
     /// # Errors

@@ -35,41 +35,40 @@ impl LedgerWriter {
         &self.ledger
     }
 
-    /// Writes down what the driver has just given. An answer of misuse leaves it off the ledger.
+    /// Records what the driver has just allocated; returns its creation index, 0 where no ledger is kept. An answer of misuse
+    /// leaves it off the ledger.
     pub(crate) fn record(
         &self,
         addr: u64,
         bytes: usize,
         kind: AllocKind,
         site: &'static Location<'static>,
-    ) -> Result<(), Box<RecordMisuse>> {
+    ) -> Result<u64, Box<RecordMisuse>> {
         if !KEEPS_LEDGER {
             self.live.lock().record(addr, kind);
-            return Ok(());
+            return Ok(0);
         }
         self.accept(self.ledger.record_as(addr, bytes, site, kind), addr, kind)
     }
 
     /// Records device memory that the driver has just allocated in a page that the ledger holds already, and so by the context
-    /// whose ledger it is. False, and nothing recorded, where the page is not held.
+    /// whose ledger it is; returns its creation index. None, and nothing recorded, where the page is not held.
     pub(crate) fn record_beside(
         &self,
         addr: u64,
         bytes: usize,
         site: &'static Location<'static>,
-    ) -> Result<bool, Box<RecordMisuse>> {
+    ) -> Result<Option<u64>, Box<RecordMisuse>> {
         if !KEEPS_LEDGER {
-            return Ok(false);
+            return Ok(None);
         }
-        match self.ledger.record_beside(addr, bytes, site) {
-            Some(recorded) => self.accept(recorded, addr, AllocKind::Device).map(|()| true),
-            None => Ok(false),
-        }
+        let recorded = self.ledger.record_beside(addr, bytes, site);
+        recorded.map(|recorded| self.accept(recorded, addr, AllocKind::Device)).transpose()
     }
 
     /// Takes a record off again that is misuse: the caller frees the memory, and the misuse stays counted.
-    fn accept(&self, recorded: Recorded, addr: u64, kind: AllocKind) -> Result<(), Box<RecordMisuse>> {
-        recorded.into_result().map(drop).inspect_err(|_| {
+    fn accept(&self, recorded: Recorded, addr: u64, kind: AllocKind) -> Result<u64, Box<RecordMisuse>> {
+        recorded.into_result().inspect_err(|_| {
             let _ = self.forget(addr, kind);
         })
     }
@@ -90,6 +89,19 @@ impl LedgerWriter {
             _ => self.ledger.try_forget(addr),
         }
         .map(Some)
+    }
+
+    /// [`forget`](Self::forget) of the allocation with this creation index only, given up at `site`.
+    pub(crate) fn forget_only(
+        &self,
+        addr: u64,
+        index: u64,
+        site: &'static Location<'static>,
+    ) -> Result<Option<AllocRecord>, ForgetError> {
+        if !KEEPS_LEDGER {
+            return self.forget(addr, AllocKind::Device);
+        }
+        self.ledger.try_forget_only(addr, index, site).map(Some)
     }
 
     /// Puts back what the driver would not free, marked.

@@ -76,6 +76,7 @@ pub mod memory;
 mod merged_report;
 mod n_tile;
 mod op_cache;
+mod owners;
 mod parts;
 mod signature;
 mod stream;
@@ -101,15 +102,16 @@ pub use graph::{
 };
 pub use launch::{KernelFault, KernelLaunch};
 pub use memory::{
-    ARENA_GRANULE, ArenaError, Copy2d, CopyOutOfBounds, End, FoundMemory, FreeError, Holder, MemoryInfo,
-    NotDeviceMemory, OutOfMemory, PackedArena, PinnedBuffer, PinnedPtr, Side, StalePinned, Uploader, Verdict,
+    ARENA_GRANULE, ArenaError, Copy2d, CopyOutOfBounds, End, FoundMemory, FreeError, Freed, Holder,
+    MemoryInfo, NotDeviceMemory, OutOfMemory, OwnedMemory, PackedArena, PinnedBuffer, PinnedPtr, Side,
+    StalePinned, Uploader, Verdict,
 };
 pub use merged_report::{DeviceLedger, MergedReport};
 pub use metrale_driver_sys::{CUtensorMap, DriverApi, DriverError, DriverFn};
 pub use metrale_ledger::{
-    AllocKind, AllocRecord, ArenaRow, ByteSize, Event, EventKind, FileRow, ForgetError, FreedAllocation,
-    FreedBy, Group, GroupChange, Label, LabelChange, LabelRow, LedgerProbe, LiveAllocation, Mark,
-    MisuseCounts, PartRow, RecordMisuse, ScopeGuard, Site, SiteChange, SiteRow, Snapshot, SnapshotDiff,
+    AllocEvent, AllocEventKind, AllocKind, AllocRecord, ArenaRow, ByteSize, FileRow, ForgetError,
+    FreedAllocation, FreedBy, Group, GroupChange, Label, LabelChange, LabelRow, LedgerProbe, LiveAllocation,
+    Mark, MisuseCounts, PartRow, RecordMisuse, ScopeGuard, Site, SiteChange, SiteRow, Snapshot, SnapshotDiff,
     SubRange, SubRangeError, Totals, Whois,
 };
 pub use metrale_registry::{
@@ -117,6 +119,7 @@ pub use metrale_registry::{
 };
 pub use n_tile::NTileError;
 pub use op_cache::Scratch;
+pub use owners::{Capture, DeviceBuffer, DeviceSlice, DeviceSliceMut, Event, Graph, SharedBackend, Stream};
 #[allow(unused_imports, unreachable_pub, reason = "what there is depends on the features")]
 pub use parts::*;
 pub use stream::LEGACY_STREAM;

@@ -150,7 +150,7 @@ impl MetraleCudaBackend {
         let bytes = rounded(bytes);
         let larger = {
             let _scope = self.scope(&format!("op_cache/{op}"));
-            Scratch { ptr: self.alloc_owned(bytes, ArenaOwner::OpCache, site)?, bytes }
+            Scratch { ptr: self.alloc_owned_arena(bytes, ArenaOwner::OpCache, site)?, bytes }
         };
         if let Some(old) = scratches.present.insert(key, larger) {
             let event = self.event_behind(stream);

@@ -66,7 +66,7 @@ impl MetraleCudaBackend {
             )
             .into());
         }
-        self.bound(WHAT)?;
+        let _current = self.entered(WHAT)?;
         self.uncaptured(stream, WHAT, || ())?;
         self.outgrow_stream(stream);
         let entry = self.uncaptured(stream, WHAT, || self.streams().remove(stream, site, WHAT))??;

@@ -167,6 +167,8 @@ impl MetraleCudaBackend {
         // Graphs first: none may be left that would replay on freed memory.
         let memory = self.ledger_writer().live(&SWEEPABLE);
         let graphs = self.destroy_graphs_using(&memory, true);
+        // What an owner gave up was not forgotten by anybody.
+        self.free_deferred();
         let swept = Swept { left: self.ledger_writer().drain() };
         let count = swept.left.len();
         let mut not_freed = 0;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use common::{KIB, MIB, backend};
 use metrale_cuda_backend::{
-    AllocKind, BackendConfig, DriverFn, EventKind, FreedBy, MetraleCudaBackend, OutOfMemory, PinnedBuffer,
-    Remedy, Verdict, remedy,
+    AllocEventKind, AllocKind, BackendConfig, DriverFn, FreedBy, MetraleCudaBackend, OutOfMemory,
+    PinnedBuffer, Remedy, Verdict, remedy,
 };
 use metrale_driver_sim::{FaultDriver, Profile, SimDriver};
 
@@ -191,7 +191,7 @@ fn the_last_events_are_told_where_they_are_kept() {
     let text = error.to_string();
     assert!(text.contains("last on the ledger:\n    11 recorded "), "{text}");
     let freed = error.last_events.last().unwrap();
-    assert_eq!((freed.kind, freed.allocation.addr), (EventKind::Gone(FreedBy::Free), all[3].0));
+    assert_eq!((freed.kind, freed.allocation.addr), (AllocEventKind::Gone(FreedBy::Free), all[3].0));
     assert_eq!((freed.at.line(), freed.allocation.record.site.line()), (free_line, line));
     // Off by default.
     let other = common::backend(small());

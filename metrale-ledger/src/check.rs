@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::record::{AllocRecord, LiveAllocation};
 use crate::shared::Shared;
-use crate::text::allocations;
+use crate::text::counted;
 
 /// Allocations that a failed assertion names one by one.
 const NAMED: usize = 10;
@@ -40,7 +40,7 @@ fn fail(what: &str, shown: &[LiveAllocation], ledger: &Arc<Shared>) -> ! {
 #[track_caller]
 pub(crate) fn assert_none(left: &[LiveAllocation], where_left: &str, ledger: &Arc<Shared>) {
     if !left.is_empty() {
-        fail(&format!("{where_left}{} still live", allocations(left.len() as u64)), left, ledger);
+        fail(&format!("{where_left}{} still live", counted(left.len() as u64, "allocation")), left, ledger);
     }
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn assert_unchanged_since(mark: &Mark, ledger: &Arc<Shared>) {
     let gone = mark.live_count.saturating_sub(old_count);
     let back = old_count.saturating_sub(mark.live_count);
     if !new.is_empty() || gone > 0 || back > 0 {
-        let new_count = allocations(new.len() as u64);
+        let new_count = counted(new.len() as u64, "allocation");
         let what = format!(
             "not as at the mark: {new_count} since then still live, {gone} from before gone, {back} from before back again"
         );

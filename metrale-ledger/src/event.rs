@@ -11,7 +11,7 @@ use crate::record::{LiveAllocation, SourceLine};
 /// What happened to an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum EventKind {
+pub enum AllocEventKind {
     /// It was recorded.
     Recorded,
     /// It was restored, since the driver refused its free.
@@ -23,23 +23,23 @@ pub enum EventKind {
 /// What happened to one allocation; see [`Ledger::recent_events`](crate::Ledger::recent_events).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Event {
+pub struct AllocEvent {
     /// Number of earlier events since events are kept.
     pub number: u64,
     /// What happened.
-    pub kind: EventKind,
+    pub kind: AllocEventKind,
     /// The allocation.
     pub allocation: LiveAllocation,
     /// The source line: of the allocation for `Recorded` and `Restored`, of the free for `Gone`.
     pub at: &'static Location<'static>,
 }
 
-impl fmt::Display for Event {
+impl fmt::Display for AllocEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verb = match self.kind {
-            EventKind::Recorded => "recorded".to_owned(),
-            EventKind::Restored => "restored".to_owned(),
-            EventKind::Gone(how) => how.to_string(),
+            AllocEventKind::Recorded => "recorded".to_owned(),
+            AllocEventKind::Restored => "restored".to_owned(),
+            AllocEventKind::Gone(how) => how.to_string(),
         };
         write!(f, "{} {verb} {} at {}", self.number, self.allocation, self.at)
     }
@@ -48,7 +48,7 @@ impl fmt::Display for Event {
 /// The last events, up to a limit, which is 0 at first.
 #[derive(Default)]
 pub(crate) struct Events {
-    kept: VecDeque<Event>,
+    kept: VecDeque<AllocEvent>,
     limit: usize,
     next: u64,
 }
@@ -63,16 +63,16 @@ impl Events {
         self.limit > 0
     }
 
-    pub(crate) fn push(&mut self, kind: EventKind, allocation: LiveAllocation, at: SourceLine) {
+    pub(crate) fn push(&mut self, kind: AllocEventKind, allocation: LiveAllocation, at: SourceLine) {
         if self.kept.len() >= self.limit {
             self.kept.pop_front();
         }
-        self.kept.push_back(Event { number: self.next, kind, allocation, at });
+        self.kept.push_back(AllocEvent { number: self.next, kind, allocation, at });
         self.next += 1;
     }
 
     /// Oldest first.
-    pub(crate) fn recent(&self) -> Vec<Event> {
+    pub(crate) fn recent(&self) -> Vec<AllocEvent> {
         self.kept.iter().cloned().collect()
     }
 }

@@ -89,7 +89,8 @@ pub(crate) struct AddressSpace {
     aligned: Aligned,
     irregular: Irregular,
     pages: Pages,
-    counts: PageCounts,
+    /// The numbers of distinct pages, while nothing overlaps.
+    pub(crate) counts: PageCounts,
     /// Pages that nothing touches.
     idle: usize,
     /// Live allocations that overlapped another when they were inserted. Each overlapping pair has at least one, so at 0
@@ -258,11 +259,6 @@ impl AddressSpace {
         let is_device = |number: u64| self.pages.get(&number).is_some_and(Page::is_device);
         let pages = Extent::new(addr, bytes).map(Extent::pages);
         pages.is_some_and(|(first, last)| is_device(first) && (first == last || is_device(last)))
-    }
-
-    /// The numbers of pages as they are kept: those of distinct pages while nothing overlaps.
-    pub(crate) fn counts(&self) -> PageCounts {
-        self.counts
     }
 
     /// The numbers of distinct pages. While allocations overlap, this looks at each of them.

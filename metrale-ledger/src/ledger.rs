@@ -6,7 +6,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use crate::check::{self, Mark};
-use crate::event::Event;
+use crate::event::AllocEvent;
 use crate::misuse::{ForgetError, Recorded, Whois};
 use crate::record::{AllocKind, AllocRecord};
 use crate::scope::{self, ScopeGuard};
@@ -102,7 +102,7 @@ macro_rules! reads {
             }
 
             /// The last events, oldest first: up to the limit of [`Ledger::keep_events`], which is 0 at first.
-            pub fn recent_events(&self) -> Vec<Event> {
+            pub fn recent_events(&self) -> Vec<AllocEvent> {
                 self.shared.with_state(|state| state.events.recent())
             }
 
@@ -238,6 +238,20 @@ impl Ledger {
         self.forget_as(addr, AllocKind::Device)
     }
 
+    /// [`try_forget`](Self::try_forget) of the allocation with this [creation index](AllocRecord::index) only, for an owner that
+    /// was given up at `freed_at`. Another allocation that is at the address by now stays.
+    ///
+    /// # Errors
+    /// As [`try_forget`](Self::try_forget).
+    pub fn try_forget_only(
+        &self,
+        addr: u64,
+        index: u64,
+        freed_at: &'static Location<'static>,
+    ) -> Result<AllocRecord, ForgetError> {
+        self.shared.change().state.forget(addr, AllocKind::Device, Some(index), freed_at)
+    }
+
     /// Forgets an arena.
     ///
     /// # Errors
@@ -268,7 +282,7 @@ impl Ledger {
     #[track_caller]
     fn forget_as(&self, addr: u64, kind: AllocKind) -> Result<AllocRecord, ForgetError> {
         let freed_at = Location::caller();
-        self.shared.change().state.forget(addr, kind, freed_at)
+        self.shared.change().state.forget(addr, kind, None, freed_at)
     }
 
     /// Records a named part of an arena: `bytes` bytes from `offset_bytes` on. Reports show it under its arena, with this

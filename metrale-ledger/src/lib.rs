@@ -32,7 +32,7 @@ pub mod trace;
 
 pub use check::Mark;
 pub use diff::{GroupChange, LabelChange, SiteChange, SnapshotDiff};
-pub use event::{Event, EventKind};
+pub use event::{AllocEvent, AllocEventKind};
 pub use ledger::{Ledger, LedgerProbe};
 pub use misuse::{ForgetError, FreedAllocation, FreedBy, MisuseCounts, RecordMisuse, Recorded, Whois};
 pub use placement::chunk_slack::chunk_slack;

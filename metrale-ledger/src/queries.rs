@@ -52,13 +52,14 @@ impl State {
         }
     }
 
-    /// Why `addr` cannot be freed by the call for that kind.
-    pub(crate) fn explain(&self, addr: u64, kind: AllocKind) -> ForgetError {
+    /// Why `addr` cannot be freed by the call for that kind; `is_exact` where another allocation is live there now.
+    pub(crate) fn explain(&self, addr: u64, kind: AllocKind, is_exact: bool) -> ForgetError {
         let part = self.part_at(addr);
         let is_host = kind == AllocKind::Pinned;
         let (space, other_space) =
             if is_host { (&self.host, &self.device) } else { (&self.device, &self.host) };
-        if let Some(found) = space.get(addr).filter(|found| found.kind.is_callers() && part.is_none()) {
+        let found = space.get(addr).filter(|found| found.kind.is_callers() && part.is_none());
+        if let Some(found) = found.filter(|found| !is_exact || found.kind.to_free() != kind) {
             return ForgetError::OtherKind { live: Box::new(self.live(found)) };
         }
         if addr == 0 {
@@ -74,7 +75,7 @@ impl State {
         if let Some(free) = self.tombstones.last(|free| free.was.addr == addr && of_space(&free.was)) {
             return ForgetError::DoubleFree { freed: Box::new(self.freed(free)), now_inside: owner };
         }
-        if let Some(owner) = owner {
+        if let Some(owner) = owner.filter(|owner| owner.addr != addr) {
             return ForgetError::Interior { addr, owner };
         }
         if let Some(free) = self.tombstones.last(|free| free.was.holds(addr) && of_space(&free.was)) {

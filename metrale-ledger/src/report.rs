@@ -5,7 +5,7 @@ use std::fmt::{self, Write};
 
 use crate::diff::{LabelChange, SnapshotDiff, clamp};
 use crate::snapshot::{ArenaRow, LabelRow, PartRow, Snapshot, gather, part_bytes};
-use crate::text::{ByteSize, Label, allocations, counted};
+use crate::text::{ByteSize, Label, counted};
 
 /// One line of a section: its name, bytes and number of allocations.
 type Line = (String, u64, u64);
@@ -44,7 +44,7 @@ impl Snapshot {
 
     fn write_header(&self, text: &mut String, sites: usize) -> fmt::Result {
         let totals = &self.totals;
-        let (live, count) = (ByteSize(totals.live_bytes), allocations(totals.live_count));
+        let (live, count) = (ByteSize(totals.live_bytes), counted(totals.live_count, "allocation"));
         writeln!(
             text,
             "device allocations: {live} live in {count} from {}",

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use crate::allocation::Allocation;
-use crate::event::{EventKind, Events};
+use crate::event::{AllocEventKind, Events};
 use crate::groups::{GroupKey, Groups, Labels, NO_LABEL};
 use crate::index::{AddressSpace, BaseIsLive};
 use crate::misuse::{ForgetError, FreedBy, MisuseCounts, RecordMisuse, Recorded};
@@ -79,33 +79,46 @@ impl State {
             displaced = self.remove(new.addr, new.kind, |_| true, site, FreedBy::Displaced);
             inserted = self.insert(new);
         }
-        self.note(EventKind::Recorded, new, site);
+        self.note(AllocEventKind::Recorded, new, site);
         let with = inserted.ok().flatten();
         let is_sound = displaced.is_none() && with.is_none() && new.is_possible();
         let misuse = (!is_sound).then(|| self.misuse_of(new, displaced, with));
         self.recorded(new.index, misuse)
     }
 
-    /// Forgets the allocation with base `addr`, if `kind` is the [kind to free it as](AllocKind::to_free).
+    /// Forgets the allocation with base `addr`, if `kind` is the [kind to free it as](AllocKind::to_free) and it has the creation
+    /// index `only`, where one is given.
     pub(crate) fn forget(
         &mut self,
         addr: u64,
         kind: AllocKind,
+        only: Option<u64>,
         freed_at: SourceLine,
     ) -> Result<AllocRecord, ForgetError> {
-        match self.remove(addr, kind, |found| found.kind.to_free() == kind, freed_at, FreedBy::Free) {
+        let fits = |found: &Allocation| {
+            found.kind.to_free() == kind && only.is_none_or(|index| found.index == index)
+        };
+        match self.remove(addr, kind, fits, freed_at, FreedBy::Free) {
             Some(freed) => Ok(self.record_of(&freed)),
-            None => Err(self.failed_free(addr, kind, freed_at)),
+            None => Err(self.failed_free(addr, kind, only.is_some(), freed_at)),
         }
     }
 
-    /// Explains and counts a free that named nothing live.
+    /// Explains and counts a free that named nothing live; `is_exact` where it was of one allocation only. A record that comes
+    /// before the free of what was at its address displaces that and counts as misuse; the late free takes the count back.
     #[cold]
-    fn failed_free(&mut self, addr: u64, kind: AllocKind, freed_at: SourceLine) -> ForgetError {
-        let error = self.explain(addr, kind);
+    fn failed_free(&mut self, addr: u64, kind: AllocKind, is_exact: bool, at: SourceLine) -> ForgetError {
+        let error = self.explain(addr, kind, is_exact);
         // The totals at the peak do not count misuse that follows it.
         self.keep_totals_at_peak();
-        self.note_failed_free(addr, kind, &error, freed_at);
+        if let ForgetError::DoubleFree { .. } = error
+            && let Some(displaced) = self.tombstones.displaced_at(addr, kind)
+        {
+            (displaced.how, displaced.freed_at) = (FreedBy::Free, at);
+            self.misuse.records_over_live -= 1;
+        } else {
+            self.misuse.note_free(&error);
+        }
         error
     }
 
@@ -124,7 +137,7 @@ impl State {
         let back = Allocation { addr, bytes, index, group, kind, free_refused: true, overlaps: false };
         let misuse = match self.insert(&back) {
             Ok(with) => {
-                self.note(EventKind::Restored, &back, site);
+                self.note(AllocEventKind::Restored, &back, site);
                 let is_sound = with.is_none() && back.is_possible();
                 (!is_sound).then(|| self.misuse_of(&back, None, with))
             }
@@ -235,7 +248,7 @@ impl State {
         if freed.kind.is_callers() {
             self.tombstones.push(Tombstone { was: freed, freed_at, how });
         }
-        self.note(EventKind::Gone(how), &freed, freed_at);
+        self.note(AllocEventKind::Gone(how), &freed, freed_at);
         Some(freed)
     }
 
@@ -243,7 +256,7 @@ impl State {
     fn count(&mut self, of: &Allocation, sign: i64) {
         self.sums.count(of, sign);
         self.groups.held_mut(of.group).change([self.peak.number()]).change(of.bytes, sign);
-        let (pages, overlaps) = (self.device.counts(), self.device.has_overlaps());
+        let (pages, overlaps) = (self.device.counts, self.device.has_overlaps());
         self.sums.set_pages(pages, overlaps);
         if !overlaps {
             self.peak_pages = self.peak_pages.max(pages.device);
@@ -255,7 +268,7 @@ impl State {
     }
 
     #[inline]
-    fn note(&mut self, kind: EventKind, what: &Allocation, at: SourceLine) {
+    fn note(&mut self, kind: AllocEventKind, what: &Allocation, at: SourceLine) {
         if self.events.are_kept() {
             self.events.push(kind, self.live(what), at);
         }
@@ -300,20 +313,5 @@ impl State {
             self.misuse.note_record(misuse);
         }
         Recorded { index, misuse }
-    }
-
-    /// Counts a free that named nothing live.
-    ///
-    /// Threads may record an allocation before the free of the one that was at its address. The record displaces the older
-    /// allocation and counts as misuse. When the late free comes, that count is taken back, and no double free is counted.
-    fn note_failed_free(&mut self, addr: u64, kind: AllocKind, error: &ForgetError, freed_at: SourceLine) {
-        if let ForgetError::DoubleFree { .. } = error
-            && let Some(displaced) = self.tombstones.displaced_at(addr, kind)
-        {
-            (displaced.how, displaced.freed_at) = (FreedBy::Free, freed_at);
-            self.misuse.records_over_live -= 1;
-        } else {
-            self.misuse.note_free(error);
-        }
     }
 }

@@ -8,11 +8,6 @@ pub(crate) fn counted(n: u64, noun: &str) -> String {
     if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
 }
 
-/// `1 allocation`, `2 allocations`.
-pub(crate) fn allocations(n: u64) -> String {
-    counted(n, "allocation")
-}
-
 /// Shows bytes as `512 B`, `1.50 KiB`, `208.88 MiB`, `12.55 GiB` or `1.50 TiB`; 1 KiB is 1024 bytes. Width and alignment apply.
 ///
 /// ```

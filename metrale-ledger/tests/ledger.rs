@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::Barrier;
 
 use metrale_ledger::{
-    AllocKind, ByteSize, EventKind, ForgetError, FreedBy, Ledger, LedgerProbe, RecordMisuse, ScopeGuard,
+    AllocEventKind, AllocKind, ByteSize, ForgetError, FreedBy, Ledger, LedgerProbe, RecordMisuse, ScopeGuard,
     Whois, file_line,
 };
 
@@ -220,6 +220,35 @@ fn kinds_are_accounted_apart() {
     assert_eq!(ledger.try_forget_pinned(BASE).unwrap().bytes, 64);
     assert_eq!(ledger.try_forget_arena(BASE).unwrap().bytes, 5 * MIB);
     ledger.assert_nothing_live();
+}
+
+#[test]
+fn an_owner_frees_its_own_allocation_and_no_other() {
+    let ledger = Ledger::new();
+    let first = ledger.record(BASE, 4096, here()).index;
+    let second = {
+        ledger.try_forget_only(BASE, first, here()).unwrap();
+        ledger.record(BASE, 4096, here()).index
+    };
+    let error = ledger.try_forget_only(BASE, first, here()).unwrap_err();
+    let ForgetError::DoubleFree { freed, now_inside: Some(now) } = &error else { panic!("{error}") };
+    assert_eq!((freed.record.index, now.record.index), (first, second));
+    assert_eq!(ledger.live_count(), 1, "the other allocation stays");
+    assert_eq!(ledger.snapshot().totals.misuse.double_frees, 1);
+    // Where the first free is not remembered, nothing is known of the owner's allocation.
+    let forgetful = Ledger::with_tombstones(0);
+    let index = forgetful.record(BASE, 4096, here()).index;
+    forgetful.try_forget_only(BASE, index, here()).unwrap();
+    forgetful.record(BASE, 4096, here());
+    assert_eq!(
+        forgetful.try_forget_only(BASE, index, here()).unwrap_err(),
+        ForgetError::Foreign { addr: BASE }
+    );
+    // Memory of another kind is told as that.
+    ledger.record_as(2 * BASE, 4096, here(), AllocKind::Arena);
+    let error = ledger.try_forget_only(2 * BASE, 7, here()).unwrap_err();
+    assert!(matches!(error, ForgetError::OtherKind { .. }), "{error}");
+    ledger.try_forget_only(BASE, second, here()).unwrap();
 }
 
 #[test]
@@ -804,9 +833,9 @@ fn events_are_kept_only_where_asked_for_and_bounded() {
     assert_eq!(
         told,
         [
-            (2, EventKind::Restored, BASE),
-            (3, EventKind::Gone(FreedBy::Drain), BASE),
-            (4, EventKind::Gone(FreedBy::Drain), BASE + 4096),
+            (2, AllocEventKind::Restored, BASE),
+            (3, AllocEventKind::Gone(FreedBy::Drain), BASE),
+            (4, AllocEventKind::Gone(FreedBy::Drain), BASE + 4096),
         ]
     );
     assert_eq!(events[2].allocation.record.site, site);
@@ -900,21 +929,21 @@ fn the_peak_of_what_overlaps_is_kept_when_it_is_left() {
 /// those of the resident peak, and what went wrong after it is not among its misuse.
 #[test]
 fn a_peak_is_what_a_snapshot_there_would_have_told() {
-    const ADDR: u64 = 0x7f00_0000_0000;
+    const BASE: u64 = 0x7f00_0000_0000;
     let grow = |ledger: &Ledger| {
         let site = Location::caller();
-        ledger.record(ADDR, 8 << 20, site);
+        ledger.record(BASE, 8 << 20, site);
         // Overlaps, and makes a peak of three more pages that no read sees.
-        ledger.record(ADDR + (7 << 20), 6 << 20, site);
+        ledger.record(BASE + (7 << 20), 6 << 20, site);
     };
     let seen = Ledger::new();
     grow(&seen);
     let there = seen.snapshot().totals;
     assert_eq!((there.resident_bytes, there.peak_resident_bytes), (14 << 20, 14 << 20));
     for leave in [
-        |ledger: &Ledger| assert!(ledger.forget(ADDR).is_some()),
-        |ledger: &Ledger| assert!(ledger.try_forget(ADDR + 1).is_err()),
-        |ledger: &Ledger| assert!(ledger.tag(ADDR, "weights")),
+        |ledger: &Ledger| assert!(ledger.forget(BASE).is_some()),
+        |ledger: &Ledger| assert!(ledger.try_forget(BASE + 1).is_err()),
+        |ledger: &Ledger| assert!(ledger.tag(BASE, "weights")),
     ] {
         let unseen = Ledger::new();
         grow(&unseen);
@@ -924,17 +953,17 @@ fn a_peak_is_what_a_snapshot_there_would_have_told() {
     }
     // The same where nothing overlaps.
     let ledger = Ledger::new();
-    ledger.record(ADDR, 512, Location::caller());
+    ledger.record(BASE, 512, Location::caller());
     let there = ledger.snapshot();
-    assert!(ledger.try_forget(ADDR + 1).is_err());
+    assert!(ledger.try_forget(BASE + 1).is_err());
     assert_eq!(ledger.peak_snapshot(), there);
     // A refused free puts nothing back where the address is live again.
     let ledger = Ledger::new();
-    ledger.record(ADDR, 512, Location::caller());
-    let gone = ledger.forget(ADDR).unwrap();
-    ledger.record(ADDR, 1024, Location::caller());
+    ledger.record(BASE, 512, Location::caller());
+    let gone = ledger.forget(BASE).unwrap();
+    ledger.record(BASE, 1024, Location::caller());
     let there = ledger.snapshot();
-    assert!(ledger.restore(ADDR, &gone).misuse.is_some());
+    assert!(ledger.restore(BASE, &gone).misuse.is_some());
     assert_eq!(ledger.peak_snapshot(), there);
 }
 
@@ -957,11 +986,11 @@ fn an_arena_over_the_whole_address_space_keeps_its_pages() {
 /// An allocation without bytes has a base all the same, and holds nobody up.
 #[test]
 fn one_without_bytes_is_displaced_by_what_gets_its_address() {
-    const ADDR: u64 = 0x7f00_0000_0000;
+    const BASE: u64 = 0x7f00_0000_0000;
     let ledger = Ledger::new();
-    ledger.record(ADDR, 0, Location::caller());
-    assert!(ledger.record(ADDR + 512, 100, Location::caller()).misuse.is_none());
-    let answer = ledger.record(ADDR, 100, Location::caller());
+    ledger.record(BASE, 0, Location::caller());
+    assert!(ledger.record(BASE + 512, 100, Location::caller()).misuse.is_none());
+    let answer = ledger.record(BASE, 100, Location::caller());
     assert!(
         matches!(answer.misuse.as_deref(), Some(RecordMisuse::OverLive { displaced, .. }) if displaced.bytes == 0)
     );
@@ -996,7 +1025,7 @@ fn a_second_free_is_no_late_free_of_another_kind() {
 /// Managed memory is among the live allocations, so the chunk slack of these counts it.
 #[test]
 fn chunk_slack_is_that_of_the_live_allocations() {
-    const ADDR: u64 = 0x7f00_0000_0000;
+    const BASE: u64 = 0x7f00_0000_0000;
     let ledger = Ledger::new();
     let told = || {
         let live = ledger.live_allocations().into_iter().map(|(addr, record)| (addr, record.bytes));
@@ -1011,10 +1040,10 @@ fn chunk_slack_is_that_of_the_live_allocations() {
         (6, 4096, AllocKind::Arena),
     ] {
         let offset = if kind == AllocKind::Device { 1 << 20 } else { 0 };
-        ledger.record_as(ADDR + page * (2 << 20) + offset, bytes, Location::caller(), kind);
+        ledger.record_as(BASE + page * (2 << 20) + offset, bytes, Location::caller(), kind);
         assert_eq!(ledger.chunk_slack_bytes(), told());
     }
     assert_eq!(ledger.chunk_slack_bytes(), (4 << 20) - (4096 + 512 + (1 << 20)));
-    ledger.forget(ADDR);
+    ledger.forget(BASE);
     assert_eq!(ledger.chunk_slack_bytes(), told());
 }

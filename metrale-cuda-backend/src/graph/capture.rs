@@ -152,6 +152,7 @@ impl MetraleCudaBackend {
             return match self.end_recording(origin, WHAT) {
                 Ok(recorded) => {
                     drop(recorded);
+                    self.free_deferred();
                     Ok(true)
                 }
                 // Whatever it says, the capture is over, which is all that was asked.

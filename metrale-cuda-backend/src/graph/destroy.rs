@@ -19,7 +19,7 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::destroy_graph`](crate::GpuBackend::destroy_graph).
     pub fn destroy_graph(&self, graph: GraphHandle) -> Result<()> {
         const WHAT: &str = "destroying a graph";
-        let there = self.bound_to_free(WHAT)?;
+        let current = self.entered(WHAT)?;
         let client = self.graph_client();
         // Removed before the driver is asked, which may use the handle again at once.
         let entry = client.shared.with(|shared| {
@@ -27,11 +27,13 @@ impl MetraleCudaBackend {
             shared.remove_graph(graph, "destroyed before")
         });
         let entry = entry.ok_or_else(|| self.no_graph(graph, WHAT))?;
-        self.destroy_removed(&entry, there).map_err(|error| {
+        self.destroy_removed(&entry, current.is_some()).map_err(|error| {
             let doing = format!("destroying graph {:?}", entry.name);
             client.shared.with(|shared| shared.graphs.insert(graph.0, entry));
             failed(error, doing, Some("it stays, and so does what it pins".to_owned()))
-        })
+        })?;
+        self.free_deferred();
+        Ok(())
     }
 
     /// Destroys a graph that was removed from the table; `there` is false where its context is gone. Where the driver

@@ -71,6 +71,7 @@ impl MetraleCudaBackend {
             self.end_graph(&mut stale.state.lock());
         }
         run_metrics::process().counters().count(Counter::GraphCaptures);
+        self.free_deferred();
         Ok(handle)
     }
 
@@ -179,6 +180,7 @@ impl MetraleCudaBackend {
                     shared.pins.release(before);
                 });
                 recorded.pass_on();
+                self.free_deferred();
                 Ok(GraphUpdate::Updated)
             }
             Err(error) if error.status == CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE => {

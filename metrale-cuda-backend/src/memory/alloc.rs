@@ -21,7 +21,7 @@ use crate::call::{ask, failed};
 use crate::error::{BadArgument, LedgerConflict, NotBound};
 use crate::gpu::DevicePtr;
 use crate::graph::Reach;
-use crate::memory::ArenaOwner;
+use crate::memory::{ArenaOwner, OwnedMemory};
 use crate::redzone::BandLayout;
 
 /// Why nothing is allocated in a capture.
@@ -63,6 +63,16 @@ impl MetraleCudaBackend {
         kind: AllocKind,
         site: &'static Location<'static>,
     ) -> Result<DevicePtr> {
+        self.alloc_recorded(bytes, kind, site).map(|memory| memory.ptr())
+    }
+
+    /// [`alloc_kind`](Self::alloc_kind) with the index of the record.
+    pub(crate) fn alloc_recorded(
+        &self,
+        bytes: usize,
+        kind: AllocKind,
+        site: &'static Location<'static>,
+    ) -> Result<OwnedMemory> {
         // Every call of `alloc` counts, those that fail too: the same program gives the same indices.
         let plan = (kind == AllocKind::Device).then(|| self.zones().plan(bytes, site)).transpose();
         refuse_no_bytes(bytes, kind, site)?;
@@ -83,7 +93,7 @@ impl MetraleCudaBackend {
             .ask_for_memory(driver_bytes, kind)
             .map_err(|error| self.alloc_error(error, bytes, kind, site))?;
         let addr = base.saturating_add(layout.front_bytes as u64);
-        self.record_alloc(base, addr, bytes, kind, site)?;
+        let index = self.record_alloc(base, addr, bytes, kind, site)?;
         if let Some(plan) = plan.filter(|plan| plan.layout.has_bands())
             && let Err(error) = self.lay_bands(base, plan, site)
         {
@@ -94,10 +104,11 @@ impl MetraleCudaBackend {
             }
             return Err(error);
         }
-        Ok(DevicePtr(addr))
+        Ok(OwnedMemory::new(DevicePtr(addr), bytes, index))
     }
 
-    /// Records what the driver has just allocated at `base`. Frees it where the ledger refuses it.
+    /// Records what the driver has just allocated at `base`, and returns its creation index. Frees it where the ledger refuses
+    /// it.
     pub(crate) fn record_alloc(
         &self,
         base: u64,
@@ -105,7 +116,7 @@ impl MetraleCudaBackend {
         bytes: usize,
         kind: AllocKind,
         site: &'static Location<'static>,
-    ) -> Result<(), LedgerConflict> {
+    ) -> Result<u64, LedgerConflict> {
         let recorded = self.ledger_writer().record(addr, bytes, kind, site);
         recorded.map_err(|misuse| self.refused_record(base, addr, bytes, &misuse))
     }
@@ -137,7 +148,9 @@ impl MetraleCudaBackend {
         };
         loop {
             match ask() {
-                Err(error) if error.status == CUDA_ERROR_OUT_OF_MEMORY && self.relieve_quarantine() => {}
+                Err(error)
+                    if error.status == CUDA_ERROR_OUT_OF_MEMORY
+                        && (self.free_deferred() || self.relieve_quarantine()) => {}
                 answer => return answer,
             }
         }
@@ -174,22 +187,45 @@ impl MetraleCudaBackend {
         if ptr.is_null() {
             return Ok(());
         }
-        // Bands are looked at in the context that is current.
-        let has_zones = kind == AllocKind::Device && self.zones().is_on();
-        let there = if has_zones {
+        let there = self.may_free(kind)?;
+        let record = self.forget(ptr.0, kind, call, owner)?;
+        self.free_forgotten(ptr, kind, there, record)
+    }
+
+    /// Whether memory of this kind may be freed now on this thread; false where its context is already gone.
+    #[inline]
+    pub(crate) fn may_free(&self, kind: AllocKind) -> Result<bool> {
+        let there = if self.has_zones(kind) {
+            // Bands are looked at in the context that is current.
             self.bound_to_free(FREEING)?
         } else {
             self.latch().sound(|| FREEING.to_owned())?;
             true
         };
         self.outside_capture(Reach::Thread, FREEING, FREE_AFTER)?;
-        let record = self.forget(ptr.0, kind, call, owner)?;
+        Ok(there)
+    }
+
+    /// Whether memory of this kind may have bands.
+    fn has_zones(&self, kind: AllocKind) -> bool {
+        kind == AllocKind::Device && self.zones().is_on()
+    }
+
+    /// Has the driver free what was removed from the ledger; `there` is false where its context is gone.
+    #[inline]
+    pub(crate) fn free_forgotten(
+        &self,
+        ptr: DevicePtr,
+        kind: AllocKind,
+        there: bool,
+        record: Option<metrale_ledger::AllocRecord>,
+    ) -> Result<()> {
         let _moving = self.moves(record.as_ref().map_or(0, |record| record.bytes));
         if !there {
             self.remove_bands(ptr.0);
             return Ok(());
         }
-        let Some(padded) = has_zones.then(|| self.remove_bands(ptr.0)).flatten() else {
+        let Some(padded) = self.has_zones(kind).then(|| self.remove_bands(ptr.0)).flatten() else {
             // The address says whose memory it is, so which context is current matters only where the driver says no.
             return match self.driver_free(ptr.0) {
                 Ok(()) => Ok(()),

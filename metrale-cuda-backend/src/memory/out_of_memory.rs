@@ -5,7 +5,7 @@ use core::fmt;
 use std::panic::Location;
 
 use metrale_driver_sys::DriverError;
-use metrale_ledger::{AllocKind, ByteSize, Event, Label, SMALL_ALLOC_CHUNK, Snapshot, file_line};
+use metrale_ledger::{AllocEvent, AllocKind, ByteSize, Label, SMALL_ALLOC_CHUNK, Snapshot, file_line};
 
 use super::host_limit::HostMost;
 use crate::backend::MetraleCudaBackend;
@@ -112,7 +112,7 @@ pub struct OutOfMemory {
     pub largest_scopes: Vec<Holder>,
     /// The ledger's last events, up to ten, the newest last; none unless
     /// [`recent_events`](crate::BackendConfig::recent_events) are kept.
-    pub last_events: Vec<Event>,
+    pub last_events: Vec<AllocEvent>,
     /// What would have to go.
     pub verdict: Verdict,
     /// The driver's answer; `None` where it was not asked, since the request is above the total or a limit.

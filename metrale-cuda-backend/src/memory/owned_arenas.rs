@@ -85,7 +85,7 @@ impl OwnerPassed<'_> {
 
 impl MetraleCudaBackend {
     /// Allocates an arena with an owner.
-    pub(crate) fn alloc_owned(
+    pub(crate) fn alloc_owned_arena(
         &self,
         bytes: usize,
         owner: ArenaOwner,

@@ -169,7 +169,7 @@ impl<B: Deref<Target = MetraleCudaBackend>> PackedArena<B> {
     fn new(backend: B, bytes: usize, site: &'static Location<'static>) -> Result<Self> {
         // More than can be rounded up is more than there is.
         let bytes = bytes.checked_next_multiple_of(ARENA_GRANULE as usize).unwrap_or(bytes);
-        let base = backend.alloc_owned(bytes, ArenaOwner::Packed, site)?;
+        let base = backend.alloc_owned_arena(bytes, ArenaOwner::Packed, site)?;
         let space = Mutex::new(ArenaSpace::new(base.0, bytes as u64));
         Ok(Self { backend, base, bytes, site, space, is_freed: false })
     }

@@ -17,7 +17,7 @@
 use std::panic::Location;
 
 use anyhow::{Error, Result};
-use metrale_driver_sys::{DriverError, is_sticky};
+use metrale_driver_sys::{CUDA_ERROR_OUT_OF_MEMORY, DriverError, is_sticky};
 use metrale_ledger::{AllocKind, SMALL_ALLOC_CHUNK};
 
 use super::alloc::{ALLOCATE_BEFORE, ALLOCATING};
@@ -26,6 +26,7 @@ use crate::call::ask;
 use crate::config::BackendConfig;
 use crate::gpu::DevicePtr;
 use crate::graph::Reach;
+use crate::memory::OwnedMemory;
 use crate::parts::KEEPS_LEDGER;
 use crate::redzone::count_alloc;
 
@@ -40,12 +41,17 @@ impl MetraleCudaBackend {
     /// See [`GpuBackend::alloc`](crate::GpuBackend::alloc).
     #[track_caller]
     pub fn alloc(&self, bytes: usize) -> Result<DevicePtr> {
-        let site = Location::caller();
+        self.alloc_device(bytes, Location::caller()).map(|memory| memory.ptr())
+    }
+
+    /// Allocates device memory by the path that fits.
+    #[inline]
+    pub(crate) fn alloc_device(&self, bytes: usize, site: &'static Location<'static>) -> Result<OwnedMemory> {
         // 0 wraps to the largest number, and so is not small.
         if bytes.wrapping_sub(1) < self.small_most() {
             self.alloc_small(bytes, site)
         } else {
-            self.alloc_kind(bytes, AllocKind::Device, site)
+            self.alloc_recorded(bytes, AllocKind::Device, site)
         }
     }
 
@@ -55,18 +61,21 @@ impl MetraleCudaBackend {
         self.free_kind(ptr, AllocKind::Device, "free", None)
     }
 
-    fn alloc_small(&self, bytes: usize, site: &'static Location<'static>) -> Result<DevicePtr> {
+    fn alloc_small(&self, bytes: usize, site: &'static Location<'static>) -> Result<OwnedMemory> {
         count_alloc();
         self.latch().sound(|| ALLOCATING.to_owned())?;
         self.outside_capture(Reach::Thread, ALLOCATING, ALLOCATE_BEFORE)?;
         let mut addr = 0;
         // SAFETY: the result pointer is a local.
         if let Err(error) = unsafe { ask!(self.driver(), cuMemAlloc_v2(&mut addr, bytes)) } {
+            if error.status == CUDA_ERROR_OUT_OF_MEMORY && self.free_deferred() {
+                return self.alloc_small(bytes, site);
+            }
             return Err(self.small_alloc_error(error, bytes, site));
         }
         match self.ledger_writer().record_beside(addr, bytes, site) {
-            Ok(true) => Ok(DevicePtr(addr)),
-            Ok(false) => self.record_in_own_page(addr, bytes, site),
+            Ok(Some(index)) => Ok(OwnedMemory::new(DevicePtr(addr), bytes, index)),
+            Ok(None) => self.record_in_own_page(addr, bytes, site),
             Err(misuse) => Err(self.refused_record(addr, addr, bytes, &misuse).into()),
         }
     }
@@ -88,7 +97,7 @@ impl MetraleCudaBackend {
         addr: u64,
         bytes: usize,
         site: &'static Location<'static>,
-    ) -> Result<DevicePtr> {
+    ) -> Result<OwnedMemory> {
         if let Err(error) = self.bound(ALLOCATING) {
             // It came from another context, so it is freed there.
             return Err(match self.driver_free(addr) {
@@ -96,8 +105,8 @@ impl MetraleCudaBackend {
                 Err(kept) => error.context(format!("{addr:#x} could not be freed: {kept}")),
             });
         }
-        self.record_alloc(addr, addr, bytes, AllocKind::Device, site)?;
-        Ok(DevicePtr(addr))
+        let index = self.record_alloc(addr, addr, bytes, AllocKind::Device, site)?;
+        Ok(OwnedMemory::new(DevicePtr(addr), bytes, index))
     }
 }
 

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Memory for owners: allocated with the index that tells it from what is at its address later, and freed now or as soon as
+//! it may.
+
+use std::panic::Location;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Error, Result};
+use metrale_ledger::{AllocKind, file_line};
+use parking_lot::Mutex;
+
+use crate::backend::MetraleCudaBackend;
+use crate::gpu::DevicePtr;
+use crate::graph::{Capturing, PinnedByGraph};
+
+type Site = &'static Location<'static>;
+
+/// Device memory that somebody owns: its address, its bytes, and the creation index by which it is told from other memory
+/// at the same address, earlier or later. Made by [`GpuBackend::alloc_owned`](crate::GpuBackend::alloc_owned).
+///
+/// Dropped, it frees nothing: hand it to [`GpuBackend::free_owned`](crate::GpuBackend::free_owned).
+/// [`DeviceBuffer`](crate::DeviceBuffer) does that by itself.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "what is not given to `free_owned` is on the ledger until the sweep"]
+pub struct OwnedMemory {
+    ptr: DevicePtr,
+    bytes: usize,
+    index: u64,
+}
+
+impl OwnedMemory {
+    /// For implementations of [`GpuBackend`](crate::GpuBackend). `index` is one that no other memory of the backend has at
+    /// that address, ever; 0 where the backend does not tell.
+    pub const fn new(ptr: DevicePtr, bytes: usize, index: u64) -> Self {
+        Self { ptr, bytes, index }
+    }
+
+    /// Its address.
+    #[must_use]
+    pub const fn ptr(&self) -> DevicePtr {
+        self.ptr
+    }
+
+    /// Its bytes as asked for.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Its creation index; see [`AllocRecord::index`](crate::AllocRecord::index).
+    #[must_use]
+    pub const fn index(&self) -> u64 {
+        self.index
+    }
+}
+
+/// When memory that an owner gave up is freed.
+#[derive(Debug)]
+#[must_use]
+pub enum Freed {
+    /// It was freed.
+    Now,
+    /// It stays on the ledger and is freed as soon as it may, for this reason: [`Capturing`], until this thread's capture has
+    /// ended, or [`PinnedByGraph`], until the graph is destroyed.
+    Later(Error),
+}
+
+/// Memory whose owners gave it up when it could not be freed.
+#[derive(Debug, Default)]
+pub(crate) struct Deferred {
+    /// The number in the list, to be read without the lock.
+    count: AtomicUsize,
+    waiting: Mutex<Vec<(OwnedMemory, Site)>>,
+}
+
+impl Deferred {
+    fn add(&self, memory: OwnedMemory, site: Site) {
+        let mut waiting = self.waiting.lock();
+        waiting.push((memory, site));
+        self.count.store(waiting.len(), Ordering::Relaxed);
+    }
+
+    /// Takes the whole list.
+    fn take(&self) -> Vec<(OwnedMemory, Site)> {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return Vec::new();
+        }
+        let mut waiting = self.waiting.lock();
+        self.count.store(0, Ordering::Relaxed);
+        std::mem::take(&mut waiting)
+    }
+}
+
+/// Whether a refused free may succeed later.
+fn may_later(error: &Error) -> bool {
+    error.is::<Capturing>() || error.is::<PinnedByGraph>()
+}
+
+impl MetraleCudaBackend {
+    /// See [`GpuBackend::alloc_owned`](crate::GpuBackend::alloc_owned).
+    #[track_caller]
+    pub fn alloc_owned(&self, bytes: usize) -> Result<OwnedMemory> {
+        self.alloc_device(bytes, Location::caller())
+    }
+
+    /// See [`GpuBackend::free_owned`](crate::GpuBackend::free_owned).
+    #[track_caller]
+    pub fn free_owned(&self, memory: OwnedMemory) -> Result<Freed> {
+        let site = Location::caller();
+        self.free_deferred();
+        match self.free_only(&memory, site) {
+            Err(error) if may_later(&error) => {
+                self.deferred().add(memory, site);
+                Ok(Freed::Later(error))
+            }
+            answer => answer.map(|()| Freed::Now),
+        }
+    }
+
+    /// Frees what its owners gave up before and what may be freed now; whether anything was. Costs a relaxed load where
+    /// nothing waits.
+    pub(crate) fn free_deferred(&self) -> bool {
+        let mut is_any = false;
+        for (memory, site) in self.deferred().take() {
+            match self.free_only(&memory, site) {
+                Ok(()) => is_any = true,
+                Err(error) if may_later(&error) => self.deferred().add(memory, site),
+                // A sweep may have come first, and a lost context was logged when it was found.
+                Err(error) => {
+                    tracing::debug!("{} that was given up at {}: {error:#}", memory.ptr(), file_line(site))
+                }
+            }
+        }
+        is_any
+    }
+
+    /// Frees this memory, and no other that is at its address.
+    fn free_only(&self, memory: &OwnedMemory, site: Site) -> Result<()> {
+        const CALL: &str = "free_owned";
+        let addr = memory.ptr.0;
+        // Bands are looked at in the context that is current; which thread drops an owner is nobody's to say.
+        let _current = self.zones().is_on().then(|| self.enter().ok()).flatten();
+        let there = self.may_free(AllocKind::Device)?;
+        let unpinned = self.unpinned(addr, AllocKind::Device, CALL, site)?;
+        let forgotten = self.ledger_writer().forget_only(addr, memory.index, site);
+        if let Ok(record) = &forgotten
+            && let Err(pinned) = self.came_to_use(&unpinned, addr, AllocKind::Device, CALL, site)
+        {
+            self.ledger_writer().restore(addr, record.as_ref());
+            return Err(pinned.into());
+        }
+        drop(unpinned);
+        let record = forgotten.map_err(|cause| self.not_forgotten(&cause, addr, CALL, site))?;
+        self.free_forgotten(memory.ptr, AllocKind::Device, there, record)
+    }
+}

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! [`Stream`]: an order of device work, destroyed when its last clone is dropped.
+
+use std::fmt;
+use std::sync::Arc;
+
+use anyhow::Result;
+use bytemuck::{Pod, cast_slice, cast_slice_mut};
+
+use crate::gpu::GpuBackend;
+use crate::owners::event::Event;
+use crate::owners::graph::Capture;
+use crate::owners::slice::{DeviceSlice, DeviceSliceMut, same_len};
+use crate::owners::{SharedBackend, log_kept};
+
+/// A stream: work queued on it is done in its order. It does not synchronize with the legacy stream.
+///
+/// A clone is the same stream. The last one that is dropped destroys it; the driver completes the work that is queued.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use metrale_cuda_backend::{DeviceBuffer, GpuBackend, MetraleCudaBackend, Stream};
+/// # use metrale_driver_sim::{Profile, SimDriver};
+/// # let driver = Arc::new(SimDriver::new(Profile::h200()));
+/// # let gpu: Arc<dyn GpuBackend> = Arc::new(MetraleCudaBackend::builder().driver(driver).build()?);
+/// let stream = Stream::new(&gpu)?;
+/// let mut state = DeviceBuffer::<u32>::new(&gpu, 4)?;
+/// stream.fill_bytes(&mut state, 0xff)?;
+/// stream.copy_to_device(&[1, 2], state.slice_mut(..2)?)?;
+/// let mut back = [0; 4];
+/// stream.copy_to_host(&state, &mut back)?; // waits for the stream
+/// assert_eq!(back, [1, 2, u32::MAX, u32::MAX]);
+/// # Ok::<(), anyhow::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Stream(Arc<OwnedStream>);
+
+struct OwnedStream {
+    gpu: Arc<dyn GpuBackend>,
+    raw: u64,
+    /// False for the backend's own stream, which goes with it.
+    is_ours: bool,
+}
+
+impl Stream {
+    /// Makes a stream. As [`GpuBackend::create_stream`].
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn new(gpu: &impl SharedBackend) -> Result<Self> {
+        let gpu = gpu.share();
+        let raw = gpu.create_stream()?;
+        Ok(Self(Arc::new(OwnedStream { gpu, raw, is_ours: true })))
+    }
+
+    /// The backend's own stream, for which blocking operations wait.
+    #[must_use]
+    pub fn of_backend(gpu: &impl SharedBackend) -> Self {
+        let gpu = gpu.share();
+        let raw = gpu.stream();
+        Self(Arc::new(OwnedStream { gpu, raw, is_ours: false }))
+    }
+
+    /// The driver's handle, for raw calls. It is good as long as the stream.
+    #[must_use]
+    pub fn raw(&self) -> u64 {
+        self.0.raw
+    }
+
+    /// The backend it is of.
+    #[must_use]
+    pub fn gpu(&self) -> &Arc<dyn GpuBackend> {
+        &self.0.gpu
+    }
+
+    /// Copies elements to the device in the order of the stream; `src` may be changed or dropped at once. As
+    /// [`GpuBackend::copy_h2d_async`]: waits for the stream where the device would read the source late.
+    ///
+    /// # Errors
+    /// As there; [`BadArgument`](crate::BadArgument) for another number of elements.
+    pub fn copy_to_device<'d, T: Pod>(&self, src: &[T], dst: impl Into<DeviceSliceMut<'d, T>>) -> Result<()> {
+        let dst = dst.into();
+        same_len("copying to the device", src.len(), dst.len())?;
+        self.0.gpu.copy_h2d_async(cast_slice(src), dst.ptr(), self.0.raw)
+    }
+
+    /// Copies elements to the host in the order of the stream, and waits for it: they are there at return. As
+    /// [`GpuBackend::copy_d2h_on_stream`].
+    ///
+    /// # Errors
+    /// As there; [`BadArgument`](crate::BadArgument) for another number of elements.
+    pub fn copy_to_host<'s, T: Pod>(&self, src: impl Into<DeviceSlice<'s, T>>, dst: &mut [T]) -> Result<()> {
+        let src = src.into();
+        same_len("copying to the host", src.len(), dst.len())?;
+        self.0.gpu.copy_d2h_on_stream(src.ptr(), cast_slice_mut(dst), self.0.raw)
+    }
+
+    /// Copies elements inside the device in the order of the stream. Does not block. As [`GpuBackend::copy_d2d_async`].
+    ///
+    /// # Errors
+    /// As there; [`BadArgument`](crate::BadArgument) for another number of elements.
+    pub fn copy<'s, 'd, T: Pod>(
+        &self,
+        src: impl Into<DeviceSlice<'s, T>>,
+        dst: impl Into<DeviceSliceMut<'d, T>>,
+    ) -> Result<()> {
+        let (src, dst) = (src.into(), dst.into());
+        same_len("copying inside the device", src.len(), dst.len())?;
+        self.0.gpu.copy_d2d_async(src.ptr(), dst.ptr(), src.bytes(), self.0.raw)
+    }
+
+    /// Fills all bytes of the elements with `value` in the order of the stream. Does not block. As
+    /// [`GpuBackend::memset_async`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn fill_bytes<'d, T: Pod>(&self, dst: impl Into<DeviceSliceMut<'d, T>>, value: u8) -> Result<()> {
+        let dst = dst.into();
+        self.0.gpu.memset_async(dst.ptr(), value, dst.bytes(), self.0.raw)
+    }
+
+    /// Records `event` behind the work queued so far. Does not block. As [`GpuBackend::record_event`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn record(&self, event: &Event) -> Result<()> {
+        self.0.gpu.record_event(event.raw(), self.0.raw)
+    }
+
+    /// Makes the work queued from here on wait for `event`. Does not block. As [`GpuBackend::wait_event`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        self.0.gpu.wait_event(self.0.raw, event.raw())
+    }
+
+    /// Waits until the work queued so far is done. As [`GpuBackend::synchronize_stream`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn synchronize(&self) -> Result<()> {
+        self.0.gpu.synchronize_stream(self.0.raw)
+    }
+
+    /// Whether the work queued so far is done. Does not block. As [`GpuBackend::query_stream`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn is_idle(&self) -> Result<bool> {
+        self.0.gpu.query_stream(self.0.raw)
+    }
+
+    /// Begins a capture, which is given up when it is dropped before its end. As [`GpuBackend::begin_capture`].
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn capture(&self) -> Result<Capture> {
+        self.0.gpu.begin_capture(self.0.raw)?;
+        Ok(Capture::begun(self.clone()))
+    }
+}
+
+impl Drop for OwnedStream {
+    fn drop(&mut self) {
+        if self.is_ours
+            && let Err(error) = self.gpu.destroy_stream(self.raw)
+        {
+            log_kept(format_args!("stream {:#x}", self.raw), &error);
+        }
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({:#x})", self.0.raw)
+    }
+}

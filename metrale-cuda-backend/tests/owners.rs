@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Owners: buffers, streams, events, captures and graphs that give back what they own, whenever and wherever they are dropped.
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use bytemuck::{Pod, Zeroable};
+use common::{MIB, backend, logged, sim};
+use half::{bf16, f16};
+use metrale_cuda_backend::{
+    BadArgument, Capturing, ContextLost, DeviceBuffer, DeviceSlice, DeviceSliceMut, DriverApi, DriverFn,
+    Event, FreeError, Freed, GpuBackend, Graph, GraphUpdate, PinnedByGraph, Stream,
+};
+use metrale_driver_sim::{FaultDriver, on_both_drivers};
+
+fn shared(driver: Arc<dyn DriverApi>) -> Arc<dyn GpuBackend> {
+    Arc::new(backend(driver))
+}
+
+fn stays_beside<T: Send + Sync + 'static>() {}
+
+/// What an engine keeps in one struct, beside its backend.
+#[test]
+fn owners_are_kept_beside_their_backend_and_go_to_any_thread() {
+    stays_beside::<DeviceBuffer<f32>>();
+    stays_beside::<Stream>();
+    stays_beside::<Event>();
+    stays_beside::<Graph>();
+    stays_beside::<DeviceSlice<'static, u8>>();
+    stays_beside::<DeviceSliceMut<'static, u8>>();
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+struct Token {
+    id: u32,
+    logit: f32,
+}
+
+on_both_drivers! {
+    elements_of_any_plain_type_come_back_as_they_went(driver) {
+        let gpu = shared(driver);
+        let halves = [f16::from_f32(0.5), f16::MAX];
+        assert_eq!(DeviceBuffer::from_slice(&gpu, &halves).unwrap().to_vec().unwrap(), halves);
+        let brains = [bf16::from_f32(-3.0), bf16::MIN_POSITIVE];
+        assert_eq!(DeviceBuffer::from_slice(&gpu, &brains).unwrap().to_vec().unwrap(), brains);
+        let tokens = [Token { id: 7, logit: -0.25 }, Token { id: u32::MAX, logit: f32::INFINITY }];
+        assert_eq!(DeviceBuffer::from_slice(&gpu, &tokens).unwrap().to_vec().unwrap(), tokens);
+        assert_eq!(DeviceBuffer::<u64>::zeroed(&gpu, 3).unwrap().to_vec().unwrap(), [0; 3]);
+        assert_eq!((gpu.live_bytes(), gpu.ledger_probe().live_count()), (0, 0), "each was freed");
+    }
+
+    views_take_parts_and_other_types_and_check_both(driver) {
+        let gpu = shared(driver);
+        let mut buffer = DeviceBuffer::from_slice(&gpu, &[1_u32, 2, 3, 4]).unwrap();
+        assert_eq!((buffer.len(), buffer.bytes(), buffer.is_empty()), (4, 16, false));
+        buffer.slice_mut(1..=2).unwrap().copy_from(&[8, 9]).unwrap();
+        assert_eq!(buffer.slice(1..).unwrap().to_vec().unwrap(), [8, 9, 4]);
+        assert_eq!(buffer.slice(1..).unwrap().ptr(), buffer.ptr().offset(4));
+        let bytes = buffer.as_slice().cast::<u8>().unwrap();
+        assert_eq!((bytes.len(), bytes.slice(4..8).unwrap().to_vec().unwrap()), (16, vec![8, 0, 0, 0]));
+        let (mut low, high) = buffer.as_mut_slice().split_at(2).unwrap();
+        low.copy_from_device(high.as_slice()).unwrap();
+        assert_eq!(buffer.to_vec().unwrap(), [9, 4, 9, 4]);
+        let bytes = buffer.as_slice().cast::<u8>().unwrap();
+        let refused = [
+            buffer.slice(2..5).map(drop), buffer.slice(5..).map(drop), buffer.slice(..=usize::MAX).map(drop),
+            #[allow(clippy::reversed_empty_ranges, reason = "that is what is refused")]
+            buffer.slice(3..2).map(drop),
+            buffer.as_slice().cast::<[u8; 3]>().map(drop),
+            bytes.slice(2..).unwrap().cast::<u32>().map(drop),
+            bytes.cast::<[u8; 0]>().map(drop),
+        ];
+        assert!(refused.iter().all(Result::is_err), "{refused:?}");
+        let short = buffer.copy_to(&mut [0; 3]).unwrap_err();
+        assert!(short.is::<BadArgument>() && short.to_string().contains("4 elements into 3"), "{short}");
+        let error = DeviceBuffer::<u64>::new(&gpu, usize::MAX).unwrap_err();
+        assert!(error.is::<BadArgument>(), "{error}");
+    }
+
+    a_buffer_of_no_bytes_takes_no_memory_and_does_everything(driver) {
+        let gpu = shared(driver);
+        let mut none = DeviceBuffer::<f32>::zeroed(&gpu, 0).unwrap();
+        assert!(none.ptr().is_null() && none.is_empty());
+        none.copy_from(&[]).unwrap();
+        assert_eq!(none.to_vec().unwrap(), [0.0; 0]);
+        assert_eq!(gpu.ledger_probe().live_count(), 0);
+        assert!(matches!(none.close().unwrap(), Freed::Now));
+    }
+
+    work_on_a_stream_is_in_its_order_and_events_join_streams(driver) {
+        let gpu = shared(driver);
+        let [produce, consume] = [(); 2].map(|()| Stream::new(&gpu).unwrap());
+        let event = Event::new(&gpu).unwrap();
+        let mut from = DeviceBuffer::<u8>::new(&gpu, MIB).unwrap();
+        let mut to = DeviceBuffer::<u8>::new(&gpu, MIB).unwrap();
+        produce.fill_bytes(&mut from, 3).unwrap();
+        produce.copy_to_device(&[4; 16], from.slice_mut(..16).unwrap()).unwrap();
+        produce.record(&event).unwrap();
+        consume.wait(&event).unwrap();
+        consume.copy(&from, &mut to).unwrap();
+        let mut back = vec![0; MIB];
+        consume.copy_to_host(&to, &mut back).unwrap();
+        assert!(back[..16].iter().all(|&byte| byte == 4) && back[16..].iter().all(|&byte| byte == 3));
+        assert!(event.has_passed().unwrap() && produce.is_idle().unwrap());
+        let [start, end] = [(); 2].map(|()| Event::timing(&gpu).unwrap());
+        produce.record(&start).unwrap();
+        produce.record(&end).unwrap();
+        end.synchronize().unwrap();
+        assert!(end.elapsed_ms_since(&start).unwrap() >= 0.0);
+        let own = Stream::of_backend(&gpu);
+        assert_eq!(own.raw(), gpu.stream());
+    }
+
+    what_a_graph_uses_is_freed_with_it(driver) {
+        let gpu = shared(driver);
+        let stream = Stream::new(&gpu).unwrap();
+        let mut state = DeviceBuffer::<u8>::zeroed(&gpu, 4096).unwrap();
+        let mut other = DeviceBuffer::<u8>::zeroed(&gpu, 4096).unwrap();
+        let capture = stream.capture().unwrap();
+        stream.fill_bytes(&mut state, 7).unwrap();
+        let mut step = capture.finish("step").unwrap();
+        step.launch(&stream).unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!(state.to_vec().unwrap(), [7; 4096]);
+        let Freed::Later(reason) = state.close().unwrap() else { panic!("freed under its graph") };
+        assert!(reason.is::<PinnedByGraph>(), "{reason}");
+        assert_eq!(gpu.live_bytes(), 8192, "still on the ledger");
+        step.launch(&stream).unwrap();
+        // Its work becomes another's, so nothing uses the first buffer any more.
+        let capture = stream.capture().unwrap();
+        stream.fill_bytes(&mut other, 9).unwrap();
+        assert_eq!(step.update(capture).unwrap(), GraphUpdate::Updated);
+        assert_eq!(gpu.live_bytes(), 4096);
+        drop(other);
+        assert_eq!(gpu.live_bytes(), 4096);
+        step.close().unwrap();
+        assert_eq!(gpu.live_bytes(), 0);
+    }
+
+    what_is_dropped_in_a_capture_is_freed_at_its_end(driver) {
+        let gpu = shared(driver);
+        let stream = Stream::new(&gpu).unwrap();
+        for finish in [false, true] {
+            let unused = DeviceBuffer::<u8>::new(&gpu, 4096).unwrap();
+            let capture = stream.capture().unwrap();
+            let Freed::Later(reason) = unused.close().unwrap() else { panic!("freed in a capture") };
+            assert!(reason.is::<Capturing>(), "{reason}");
+            assert_eq!(gpu.live_bytes(), 4096);
+            if finish {
+                capture.finish("empty").unwrap();
+            } else {
+                drop(capture);
+            }
+            assert_eq!(gpu.live_bytes(), 0);
+        }
+    }
+
+    a_capture_that_is_dropped_leaves_its_stream_usable(driver) {
+        let gpu = shared(driver);
+        let stream = Stream::new(&gpu).unwrap();
+        let mut memory = DeviceBuffer::<u8>::zeroed(&gpu, 16).unwrap();
+        {
+            let capture = stream.capture().unwrap();
+            capture.pin(&memory).unwrap();
+            stream.fill_bytes(&mut memory, 1).unwrap();
+        }
+        stream.synchronize().unwrap();
+        assert_eq!(memory.to_vec().unwrap(), [0; 16], "what was recorded was not done");
+    }
+
+    an_owner_frees_nothing_of_whoever_has_its_address_now(driver) {
+        let gpu = shared(driver);
+        let (stale, next) = common::reused(
+            || {
+                let stale = DeviceBuffer::<u8>::new(&gpu, 4096).unwrap();
+                gpu.free(stale.ptr()).unwrap();
+                stale
+            },
+            |_| DeviceBuffer::<u8>::from_slice(&gpu, &[5; 4096]).unwrap(),
+            |stale, next| stale.ptr() == next.ptr(),
+        );
+        let live = gpu.live_bytes();
+        let error = stale.close().unwrap_err();
+        assert!(error.is::<FreeError>(), "{error}");
+        assert_eq!((gpu.live_bytes(), next.to_vec().unwrap()), (live, vec![5; 4096]));
+    }
+
+    a_swept_buffer_frees_nothing(driver) {
+        let gpu = shared(driver);
+        let buffer = DeviceBuffer::<u8>::new(&gpu, 4096).unwrap();
+        let (swept, _) = logged(|| gpu.sweep_unreleased().unwrap());
+        assert_eq!(swept, 1);
+        let again = gpu.alloc(4096).unwrap();
+        let ((), log) = logged(|| drop(buffer));
+        assert!(log.join("\n").contains("freed before at") || log.join("\n").contains("swept before at"), "{log:?}");
+        gpu.free(again).unwrap();
+    }
+
+    /// Whichever thread drops an owner: one that was never bound, too.
+    owners_are_dropped_on_any_thread(driver) {
+        let gpu = shared(driver);
+        let stream = Stream::new(&gpu).unwrap();
+        let mut memory = DeviceBuffer::<u8>::zeroed(&gpu, 16).unwrap();
+        let capture = stream.capture().unwrap();
+        stream.fill_bytes(&mut memory, 1).unwrap();
+        let graph = capture.finish("step").unwrap();
+        let event = Event::new(&gpu).unwrap();
+        let (clones, probe) = ((stream.clone(), event.clone()), gpu.ledger_probe());
+        let log = thread::spawn(move || logged(|| drop((memory, event, stream, graph))).1).join().unwrap();
+        assert!(log.is_empty(), "{log:?}");
+        assert_eq!(probe.live_bytes(), 0);
+        clones.0.record(&clones.1).unwrap();
+        let ((), log) = logged(|| drop((clones, gpu)));
+        assert!(log.is_empty(), "nothing was left: {log:?}");
+    }
+}
+
+#[test]
+fn allocations_are_on_the_ledger_under_the_line_that_made_them() {
+    let gpu = shared(sim());
+    let _buffer = DeviceBuffer::<f32>::new(&gpu, 10).unwrap().tagged("weights");
+    let line = line!() - 1;
+    let (_, bytes, site) = gpu.live_allocations().remove(0);
+    assert_eq!(bytes, 40);
+    assert!(site.starts_with(&format!("{}:{line}", file!())), "{site}");
+    assert_eq!(gpu.ledger_probe().live_allocations()[0].1.tag.as_deref(), Some("weights"));
+}
+
+#[test]
+fn out_of_memory_first_frees_what_waits_to_be_freed() {
+    let gpu = shared(sim());
+    let stream = Stream::new(&gpu).unwrap();
+    let free = usize::try_from(gpu.device_free_memory().unwrap()).unwrap() / (2 * MIB) * (2 * MIB);
+    let large = DeviceBuffer::<u8>::new(&gpu, free).unwrap();
+    // Dropped in a capture on a thread that then ends: nobody's end of a capture comes for it here.
+    let capture = Mutex::new(Some(stream.capture().unwrap()));
+    drop(large);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            gpu.bind_to_thread().unwrap();
+            assert_eq!(gpu.live_bytes(), free);
+            drop(DeviceBuffer::<u8>::new(&gpu, free).unwrap());
+            assert_eq!(gpu.live_bytes(), 0);
+            drop(DeviceBuffer::<u8>::new(&gpu, 1000).unwrap());
+        });
+    });
+    drop(capture.lock().unwrap().take());
+}
+
+#[test]
+fn a_lost_context_is_said_once_and_not_by_every_drop() {
+    let fault = Arc::new(FaultDriver::new(sim()));
+    let gpu = shared(Arc::clone(&fault) as Arc<dyn DriverApi>);
+    let owners =
+        (DeviceBuffer::<u8>::new(&gpu, 16).unwrap(), Event::new(&gpu).unwrap(), Stream::new(&gpu).unwrap());
+    fault.fail_sticky(DriverFn::cuStreamSynchronize, 1, 700);
+    let ((), log) = logged(|| {
+        assert!(owners.2.synchronize().unwrap_err().is::<ContextLost>());
+        drop(owners);
+    });
+    assert!(log.iter().filter(|line| line.contains("ERROR")).count() <= 1, "{log:?}");
+}
