@@ -542,12 +542,12 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// As [`bound`](Self::bound), for a free: false where the context is already gone, and the memory with it.
-    pub(crate) fn bound_to_free(&self, doing: &'static str) -> Result<bool> {
+    /// As [`bound`](Self::bound), for a free. Where the answer is that the context is gone, the free's own answer counts.
+    pub(crate) fn bound_to_free(&self, doing: &'static str) -> Result<()> {
         self.latch.sound(|| doing.to_owned())?;
         match self.host.current_context() {
-            Err(error) if is_teardown_noop(error.status) => Ok(false),
-            answer => self.is_bound(doing, answer).map(|()| true),
+            Err(error) if is_teardown_noop(error.status) => Ok(()),
+            answer => self.is_bound(doing, answer),
         }
     }
 

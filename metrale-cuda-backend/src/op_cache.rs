@@ -20,8 +20,9 @@ use metrale_ledger::AllocKind;
 use parking_lot::Mutex;
 
 use crate::backend::MetraleCudaBackend;
-use crate::call::ask;
+use crate::call::{Doing, ask};
 use crate::error::BadArgument;
+use crate::fault_latch::noted;
 use crate::gpu::DevicePtr;
 use crate::graph::Reach;
 use crate::memory::{ArenaOwner, FREE_AFTER};
@@ -138,7 +139,8 @@ impl MetraleCudaBackend {
             return Ok(scratch);
         }
         // SAFETY: the stream is held.
-        if unsafe { self.is_capturing_or_cannot_tell(stream) } {
+        let captures = noted(self.driver(), unsafe { self.is_capturing(stream) });
+        if captures.doing(|| format!("asking whether stream {stream:#x} captures"))? {
             return Err(BadArgument::new(format!(
                 "scratch memory of {bytes} bytes for operation {op:?}: stream {stream:#x} captures, and there are {} bytes; ask \
                  for the largest size once before the capture begins",

@@ -5,7 +5,8 @@ use std::panic::Location;
 
 use anyhow::Result;
 use metrale_driver_sys::{
-    CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, stream_capture_status,
+    CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, DriverError,
+    stream_capture_status,
 };
 use metrale_telemetry::{Counter, run_metrics};
 
@@ -107,12 +108,21 @@ impl MetraleCudaBackend {
     /// # Safety
     /// The stream stays alive over the call.
     pub(crate) unsafe fn is_capturing_or_cannot_tell(&self, stream: u64) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { self.is_capturing(stream) }.unwrap_or(true)
+    }
+
+    /// The same, with the driver's refusal where it cannot say.
+    ///
+    /// # Safety
+    /// As there.
+    pub(crate) unsafe fn is_capturing(&self, stream: u64) -> Result<bool, DriverError> {
         if self.captures(stream) {
-            return true;
+            return Ok(true);
         }
         // SAFETY: the caller's promise.
         let status = unsafe { stream_capture_status(self.driver(), stream) };
-        status != Ok(CU_STREAM_CAPTURE_STATUS_NONE)
+        status.map(|status| status != CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
     /// See [`GpuBackend::synchronize`](crate::GpuBackend::synchronize).

@@ -14,7 +14,7 @@ use metrale_registry::is_teardown_noop;
 use crate::backend::MetraleCudaBackend;
 use crate::call::failed;
 use crate::graph::Reach;
-use crate::ledger_writer::Left;
+use crate::ledger_writer::{LedgerWriter, Left};
 use crate::parts::KEEPS_LEDGER;
 
 /// What a sweep takes.
@@ -30,9 +30,9 @@ const SITES: usize = 5;
 #[error("a sweep took {swept} allocations off the ledger, and {not_freed} of them could not be freed")]
 #[non_exhaustive]
 pub struct SweepIncomplete {
-    /// Allocations that were on the ledger, what an undisturbed sweep returns. None is any more.
+    /// Allocations that were on the ledger, what an undisturbed sweep returns.
     pub swept: usize,
-    /// Those whose memory the driver did not free.
+    /// Those whose memory the driver did not free. They are on the ledger, marked.
     pub not_freed: usize,
 }
 
@@ -105,25 +105,25 @@ impl Swept {
         format!("{count} ({})", ByteSize(sum))
     }
 
-    /// Frees everything, once each, and returns how many could not be freed. What fails is logged and the rest still freed;
-    /// of a context that is lost one line says how many stay.
-    fn free(&self, free: impl Fn(u64) -> Result<(), DriverError>) -> usize {
+    /// Frees everything, once each, and returns how many could not be freed, which the ledger has back. What fails is logged
+    /// and the rest still freed; of a context that is lost one line says how many stay.
+    fn free(&self, ledger: &LedgerWriter, free: impl Fn(u64) -> Result<(), DriverError>) -> usize {
         let (mut refused, mut lost) = (0, 0);
         let mut first = None;
         for (addr, record) in &self.left {
-            match free(*addr) {
-                Ok(()) => {}
+            let Err(error) = free(*addr) else { continue };
+            if is_teardown_noop(error.status) {
                 // The memory went with the context.
-                Err(error) if is_teardown_noop(error.status) => {}
-                Err(error) if is_sticky(error.status) => {
-                    lost += 1;
-                    first.get_or_insert(error);
-                }
-                Err(error) => {
-                    refused += 1;
-                    let record = record.as_ref().map(|record| format!(" ({record})")).unwrap_or_default();
-                    tracing::error!("{addr:#x}{record} could not be freed: {error}");
-                }
+                continue;
+            }
+            ledger.restore(*addr, record.as_ref());
+            if is_sticky(error.status) {
+                lost += 1;
+                first.get_or_insert(error);
+            } else {
+                refused += 1;
+                let record = record.as_ref().map(|record| format!(" ({record})")).unwrap_or_default();
+                tracing::error!("{addr:#x}{record} could not be freed: {error}");
             }
         }
         if let Some(error) = first {
@@ -179,7 +179,7 @@ impl MetraleCudaBackend {
                 LargestSites(&swept.left),
                 Destroyed(&graphs)
             );
-            not_freed = swept.free(|addr| self.free_swept(addr));
+            not_freed = swept.free(self.ledger_writer(), |addr| self.free_swept(addr));
         }
         SweepIncomplete { swept: count, not_freed }
     }
@@ -195,7 +195,7 @@ impl MetraleCudaBackend {
             swept.counted(kind.name()),
             LargestSites(&swept.left)
         );
-        swept.free(free);
+        swept.free(self.ledger_writer(), free);
     }
 
     /// Takes what is left of a kind off the ledger.
@@ -250,6 +250,10 @@ impl MetraleCudaBackend {
                 self.destroy_foreign_graphs();
                 self.end_op_cache();
                 self.end_timing();
+                // Any of these may have found a fault.
+                if self.is_left_behind() {
+                    return;
+                }
                 self.sweep(
                     "either a load was abandoned on the way (an error or a panic), or these allocations have no owner that \
                      frees them",
@@ -260,7 +264,8 @@ impl MetraleCudaBackend {
                 }
                 self.close_zones();
                 // Freed memory that the driver had refused to take back.
-                self.left_of(AllocKind::Padding).free(|addr| self.driver_free(addr));
+                let padding = self.left_of(AllocKind::Padding);
+                padding.free(self.ledger_writer(), |addr| self.driver_free(addr));
                 self.free_left(AllocKind::Arena, |addr| self.driver_free(addr));
                 self.free_left(AllocKind::Pinned, |addr| self.driver_free_pinned(addr));
                 // Behind the memory, whose freeing waits for the work that is left in the streams.

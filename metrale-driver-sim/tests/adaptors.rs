@@ -113,6 +113,17 @@ fn a_sticky_fault_answers_everything_that_needs_a_context() {
 }
 
 #[test]
+fn after_the_drivers_end_every_function_answers_the_same() {
+    let (faulty, cuda, guard) = faulty();
+    faulty.end_at(DriverFn::cuCtxSynchronize, 2, 4);
+    assert_eq!((cuda.sync(), cuda.sync()), (0, 4));
+    assert_eq!((status(cuda.alloc(1)), cuda.device_count(), status(cuda.current())), (4, Err(4), 4));
+    assert_eq!(guard.enter().map_err(|error| error.status), Err(4));
+    faulty.clear();
+    assert_eq!(cuda.sync(), 0);
+}
+
+#[test]
 fn chance_is_the_same_for_the_same_seed_and_calls() {
     let run = |seed: u64, order: bool| {
         let (faulty, cuda, _guard) = faulty();

@@ -53,13 +53,21 @@ pub struct CurrentContext<'driver> {
 }
 
 impl<'driver> CurrentContext<'driver> {
-    pub(crate) fn enter(driver: &'driver dyn DriverApi, context: CUcontext) -> Result<Self, DriverError> {
-        let current = current_context(driver)?;
-        if current == context {
-            return Ok(Self { driver, before: None, on_its_thread: PhantomData });
+    /// Makes `context`, that of the host with this number, the current one. A driver that does not say what is current is
+    /// believed to have what was last seen: without that, a teardown would leave all that there is to release.
+    pub(crate) fn enter(
+        driver: &'driver dyn DriverApi,
+        context: CUcontext,
+        host: u64,
+    ) -> Result<Self, DriverError> {
+        let before = match current_context(driver) {
+            Err(_) if was_seen(host) => None,
+            answer => Some(answer?).filter(|&current| current != context),
+        };
+        if before.is_some() {
+            set_current_context(driver, context)?;
         }
-        set_current_context(driver, context)?;
-        Ok(Self { driver, before: Some(current), on_its_thread: PhantomData })
+        Ok(Self { driver, before, on_its_thread: PhantomData })
     }
 }
 

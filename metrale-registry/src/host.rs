@@ -299,12 +299,13 @@ impl CudaHost {
     }
 
     /// Makes the context current on this thread until the guard goes, and then what was before. Does not block; allowed
-    /// during a capture.
+    /// during a capture. Where the driver does not say what is current, this is believed of a thread that
+    /// [was seen](Self::was_current) with the context.
     ///
     /// # Errors
     /// The driver's status; what was current still is.
     pub fn enter(&self) -> Result<CurrentContext<'_>, DriverError> {
-        CurrentContext::enter(self.driver(), self.context)
+        CurrentContext::enter(self.driver(), self.context, self.number)
     }
 
     fn make(driver: Arc<dyn DriverApi>, key: Key) -> Result<Self, HostError> {

@@ -101,6 +101,8 @@ impl MetraleCudaBackend {
             let _ = self.ledger_writer().forget(addr, kind);
             if let Err(error) = self.driver_free(base) {
                 tracing::error!("{driver_bytes} bytes at {base:#x} could not be freed: {error}");
+                // As memory of the backend's own, which its drop frees.
+                let _ = self.ledger_writer().record(base, driver_bytes, AllocKind::Padding, site);
             }
             return Err(error);
         }
@@ -187,23 +189,21 @@ impl MetraleCudaBackend {
         if ptr.is_null() {
             return Ok(());
         }
-        let there = self.may_free(kind)?;
+        self.may_free(kind)?;
         let record = self.forget(ptr.0, kind, call, owner)?;
-        self.free_forgotten(ptr, kind, there, record)
+        self.free_forgotten(ptr, kind, record)
     }
 
-    /// Whether memory of this kind may be freed now on this thread; false where its context is already gone.
+    /// Refuses to free memory of this kind where that may not be done now on this thread.
     #[inline]
-    pub(crate) fn may_free(&self, kind: AllocKind) -> Result<bool> {
-        let there = if self.has_zones(kind) {
+    pub(crate) fn may_free(&self, kind: AllocKind) -> Result<()> {
+        if self.has_zones(kind) {
             // Bands are looked at in the context that is current.
-            self.bound_to_free(FREEING)?
+            self.bound_to_free(FREEING)?;
         } else {
             self.latch().sound(|| FREEING.to_owned())?;
-            true
-        };
-        self.outside_capture(Reach::Thread, FREEING, FREE_AFTER)?;
-        Ok(there)
+        }
+        Ok(self.outside_capture(Reach::Thread, FREEING, FREE_AFTER)?)
     }
 
     /// Whether memory of this kind may have bands.
@@ -211,20 +211,15 @@ impl MetraleCudaBackend {
         kind == AllocKind::Device && self.zones().is_on()
     }
 
-    /// Has the driver free what was removed from the ledger; `there` is false where its context is gone.
+    /// Has the driver free what was removed from the ledger.
     #[inline]
     pub(crate) fn free_forgotten(
         &self,
         ptr: DevicePtr,
         kind: AllocKind,
-        there: bool,
         record: Option<metrale_ledger::AllocRecord>,
     ) -> Result<()> {
         let _moving = self.moves(record.as_ref().map_or(0, |record| record.bytes));
-        if !there {
-            self.remove_bands(ptr.0);
-            return Ok(());
-        }
         let Some(padded) = self.has_zones(kind).then(|| self.remove_bands(ptr.0)).flatten() else {
             // The address says whose memory it is, so which context is current matters only where the driver says no.
             return match self.driver_free(ptr.0) {
@@ -248,17 +243,14 @@ impl MetraleCudaBackend {
         record: Option<&metrale_ledger::AllocRecord>,
         doing: &'static str,
     ) -> Result<()> {
-        let bound = if is_sticky(error.status) { Ok(true) } else { self.bound_to_free(doing) };
-        let answer = match bound {
-            // The memory went with the context.
-            Ok(false) => Ok(()),
-            Err(not_bound) if not_bound.is::<NotBound>() => {
-                self.ledger_writer().restore(ptr.0, record);
-                return Err(not_bound);
-            }
-            Ok(true) | Err(_) => Err(error),
-        };
-        self.settle_free(answer, ptr.0, record, || format!("freeing {ptr}"))
+        if !is_sticky(error.status)
+            && let Err(not_bound) = self.bound_to_free(doing)
+            && not_bound.is::<NotBound>()
+        {
+            self.ledger_writer().restore(ptr.0, record);
+            return Err(not_bound);
+        }
+        self.settle_free(Err(error), ptr.0, record, || format!("freeing {ptr}"))
     }
 
     /// Removes an address from the ledger before the driver is asked: the driver may hand it to another thread at once.

@@ -140,7 +140,7 @@ impl MetraleCudaBackend {
         let addr = memory.ptr.0;
         // Bands are looked at in the context that is current; which thread drops an owner is nobody's to say.
         let _current = self.zones().is_on().then(|| self.enter().ok()).flatten();
-        let there = self.may_free(AllocKind::Device)?;
+        self.may_free(AllocKind::Device)?;
         let unpinned = self.unpinned(addr, AllocKind::Device, CALL, site)?;
         let forgotten = self.ledger_writer().forget_only(addr, memory.index, site);
         if let Ok(record) = &forgotten
@@ -151,6 +151,6 @@ impl MetraleCudaBackend {
         }
         drop(unpinned);
         let record = forgotten.map_err(|cause| self.not_forgotten(&cause, addr, CALL, site))?;
-        self.free_forgotten(memory.ptr, AllocKind::Device, there, record)
+        self.free_forgotten(memory.ptr, AllocKind::Device, record)
     }
 }

@@ -178,7 +178,7 @@ impl MetraleCudaBackend {
     #[track_caller]
     pub fn free_pinned(&self, pinned: PinnedPtr) -> Result<()> {
         let site = Location::caller();
-        let there = self.bound_to_free("freeing pinned memory")?;
+        self.bound_to_free("freeing pinned memory")?;
         self.outside_capture(Reach::Thread, "freeing pinned memory", FREE_AFTER)?;
         let mut table = self.pinned_table();
         // An address alone proves nothing: by now it may be that of a buffer somebody else has borrowed.
@@ -189,7 +189,7 @@ impl MetraleCudaBackend {
         let record = self.forget(pinned.addr(), AllocKind::Pinned, "free_pinned", None)?;
         let live = table.remove(pinned, site).ok_or_else(|| table.stale(pinned, site))?;
         drop(table);
-        let answer = if there { self.driver_free_pinned(pinned.addr()) } else { Ok(()) };
+        let answer = self.driver_free_pinned(pinned.addr());
         let mut table = self.pinned_table();
         let settled =
             self.settle_free(answer, pinned.addr(), record.as_ref(), || format!("freeing {pinned}"));

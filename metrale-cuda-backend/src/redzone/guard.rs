@@ -12,6 +12,7 @@ use std::panic::Location;
 use anyhow::{Error, Result};
 use metrale_driver_sys::DriverError;
 use metrale_ledger::{AllocKind, Whois, file_line};
+use metrale_registry::is_teardown_noop;
 
 use super::pattern::{BandChange, Pattern};
 use super::zones::{Padded, Plan};
@@ -291,7 +292,11 @@ impl MetraleCudaBackend {
         match self.remove_bands(address) {
             Some(padded) => {
                 self.check_bands(&padded);
-                self.driver_free(padded.base)
+                let answer = self.driver_free(padded.base);
+                if answer.is_err_and(|error| !is_teardown_noop(error.status)) {
+                    self.restore_bands(padded);
+                }
+                answer
             }
             None => self.driver_free(address),
         }

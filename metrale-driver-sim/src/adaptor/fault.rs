@@ -57,6 +57,9 @@ struct State {
     /// From the nth call of a function on, everything on the context fails.
     sticky_rules: Vec<(DriverFn, u64, CUresult)>,
     sticky: Option<CUresult>,
+    /// From the nth call of a function on, everything fails.
+    end_rules: Vec<(DriverFn, u64, CUresult)>,
+    ended: Option<CUresult>,
     out_of_memory_size: Option<u64>,
     out_of_memory_total: Option<u64>,
     chance: Option<Chance>,
@@ -79,7 +82,7 @@ pub struct InjectedFault {
 
 /// A driver that fails on demand. A call that is failed never reaches the driver inside.
 ///
-/// Rules may be added while others work. They are asked in this order: a sticky fault, the rules for single functions in
+/// Rules may be added while others work. They are asked in this order: the driver's end, a sticky fault, the rules for single functions in
 /// the order of their adding, out of memory, chance. A status of 0 is no failure; 999 replaces it.
 ///
 /// ```
@@ -136,6 +139,14 @@ impl FaultDriver {
         state.sticky_rules.push((function, call, failure(status)));
     }
 
+    /// The `nth` call of `function` from now on answers `status`, and so does from then on every call of every function, as
+    /// when the driver is unloaded below a process that is about to end (4).
+    pub fn end_at(&self, function: DriverFn, nth: u64, status: CUresult) {
+        let mut state = self.state.lock();
+        let call = state.count(function).saturating_add(nth.max(1));
+        state.end_rules.push((function, call, failure(status)));
+    }
+
     /// Device and managed allocations of `bytes` or more answer 2 (out of memory).
     pub fn out_of_memory_at_size(&self, bytes: u64) {
         self.state.lock().out_of_memory_size = Some(bytes);
@@ -154,12 +165,14 @@ impl FaultDriver {
         self.state.lock().chance = Some(chance);
     }
 
-    /// Removes all rules and ends a sticky fault. Counts and the list of injected failures stay.
+    /// Removes all rules and takes back a sticky fault and the driver's end. Counts and the list of injected failures stay.
     pub fn clear(&self) {
         let mut state = self.state.lock();
         state.rules.clear();
         state.sticky_rules.clear();
         state.sticky = None;
+        state.end_rules.clear();
+        state.ended = None;
         state.out_of_memory_size = None;
         state.out_of_memory_total = None;
         state.chance = None;
@@ -256,7 +269,7 @@ impl fmt::Debug for FaultDriver {
         let state = self.state.lock();
         f.debug_struct("FaultDriver")
             .field("inner", &self.inner.source())
-            .field("rules", &(state.rules.len() + state.sticky_rules.len()))
+            .field("rules", &(state.rules.len() + state.sticky_rules.len() + state.end_rules.len()))
             .field("injected", &state.injected.len())
             .finish_non_exhaustive()
     }
@@ -272,14 +285,14 @@ impl State {
         let call = self.calls.entry(function).or_default();
         *call += 1;
         let call = *call;
-        if let Some(&(.., status)) =
-            self.sticky_rules.iter().find(|(of, nth, _)| *of == function && call >= *nth)
-        {
-            self.sticky.get_or_insert(status);
-        }
+        let due = |rules: &[(DriverFn, u64, CUresult)]| {
+            rules.iter().find(|(of, nth, _)| *of == function && call >= *nth).map(|&(.., status)| status)
+        };
+        self.sticky = self.sticky.or_else(|| due(&self.sticky_rules));
+        self.ended = self.ended.or_else(|| due(&self.end_rules));
         let status = self
-            .sticky
-            .filter(|_| !NEED_NO_CONTEXT.contains(&function.name()))
+            .ended
+            .or_else(|| self.sticky.filter(|_| !NEED_NO_CONTEXT.contains(&function.name())))
             .or_else(|| self.by_rule(function, call))
             .or_else(|| bytes.and_then(|bytes| self.by_memory(bytes)))
             .or_else(|| self.by_chance(function, call))?;
