@@ -6,10 +6,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::bundle;
-use crate::cargo::{artifacts, cargo, run as run_command};
+use crate::cargo::{example, run as run_command};
 
 /// The program, an example of that package.
 const PROGRAM: &str = "ratios";
@@ -27,27 +27,14 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<()> {
     match &args.bundle {
         Some(dir) => make_bundle(dir),
-        None => run_command(Command::new(build(false)?).args(&args.groups)),
+        None => run_command(Command::new(example(PACKAGE, PROGRAM, false)?).args(&args.groups)),
     }
 }
 
 fn make_bundle(dir: &Path) -> Result<()> {
     // Said before minutes of building, not after.
     bundle::check_ours(dir)?;
-    bundle::make_bench(dir, &build(true)?)?;
+    bundle::make_one(dir, PROGRAM, &example(PACKAGE, PROGRAM, true)?)?;
     println!("on the GPU machine: sh {}/run.sh", dir.file_name().unwrap_or_default().to_string_lossy());
     Ok(())
-}
-
-/// Builds the program and says where it lies.
-fn build(stripped: bool) -> Result<PathBuf> {
-    let mut command = cargo(["build", "--release", "--package", PACKAGE, "--example", PROGRAM]);
-    command.arg("--message-format=json-render-diagnostics");
-    if stripped {
-        command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
-    }
-    let built = artifacts(&mut command)?;
-    let program =
-        built.into_iter().filter(|artifact| artifact.target.name == PROGRAM).find_map(|a| a.executable);
-    Ok(program.with_context(|| format!("cargo built no program named `{PROGRAM}`"))?.into())
 }

@@ -10,8 +10,10 @@ use flate2::write::GzEncoder;
 
 /// The script, the same for this machine and for one without Rust.
 const RUN_SH: &str = include_str!("run.sh");
-/// The script of a bundle of benches.
-const BENCH_SH: &str = include_str!("bench.sh");
+/// The script of a bundle of one program, which it calls `PROGRAM`.
+const ONE_PROGRAM_SH: &str = include_str!("one_program.sh");
+/// The programs of such bundles.
+const ONE_PROGRAM: [&str; 2] = ["ratios", "conformance"];
 /// Lies in every folder made here; a folder without it is somebody else's and is left alone.
 const MARKER: &str = ".metrale-gpu-tests";
 /// The most a bundle may weigh, so that it travels.
@@ -52,15 +54,15 @@ pub(crate) fn check_ours(dir: &Path) -> Result<()> {
     }
 }
 
-/// Makes the folder anew with the program that prints the table of ratios.
-pub(crate) fn make_bench(dir: &Path, program: &Path) -> Result<()> {
+/// Makes the folder anew with one of [`ONE_PROGRAM`].
+pub(crate) fn make_one(dir: &Path, name: &str, program: &Path) -> Result<()> {
     check_ours(dir)?;
     clear(dir)?;
     fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
-    write(&dir.join(MARKER), "Made by `cargo xtask bench`, which may delete this folder.\n")?;
-    place(program, &dir.join("ratios"), Placing::Packed)?;
+    write(&dir.join(MARKER), "Made by `cargo xtask`, which may delete this folder.\n")?;
+    place(program, &dir.join(name), Placing::Packed)?;
     let script = dir.join("run.sh");
-    write(&script, BENCH_SH)?;
+    write(&script, &ONE_PROGRAM_SH.replace("PROGRAM", name))?;
     executable(&script)
 }
 
@@ -114,7 +116,7 @@ fn clear(dir: &Path) -> Result<()> {
     if !dir.join(MARKER).is_file() {
         return Ok(());
     }
-    for name in ["programs", "tests.tsv", "metrale", "ratios", "run.sh", MARKER] {
+    for name in ["programs", "tests.tsv", "metrale", "run.sh", MARKER].into_iter().chain(ONE_PROGRAM) {
         let path = dir.join(name);
         let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
         if let Err(error) = removed
@@ -208,14 +210,14 @@ mod tests {
         let ours = dir.path().join("ours");
         let program = program(dir.path());
         make(&ours, std::slice::from_ref(&program), None, Placing::Packed).unwrap();
-        make_bench(&ours, &program.path).unwrap();
+        make_one(&ours, "ratios", &program.path).unwrap();
         assert_eq!(fs::read_to_string(ours.join("ratios")).unwrap(), "#!/bin/sh\n");
-        assert_eq!(fs::read_to_string(ours.join("run.sh")).unwrap(), BENCH_SH);
+        assert!(fs::read_to_string(ours.join("run.sh")).unwrap().contains("exec \"$here/ratios\""));
         assert!(!ours.join("tests.tsv").exists());
         let theirs = dir.path().join("theirs");
         fs::create_dir(&theirs).unwrap();
         fs::write(theirs.join("ratios"), "dear").unwrap();
-        make_bench(&theirs, &program.path).unwrap_err();
+        make_one(&theirs, "ratios", &program.path).unwrap_err();
         assert_eq!(fs::read_to_string(theirs.join("ratios")).unwrap(), "dear");
     }
 

@@ -61,6 +61,19 @@ pub(crate) fn artifacts(command: &mut Command) -> Result<Vec<Artifact>> {
     Ok(artifacts)
 }
 
+/// Builds an example of a package, optimized, and says where it lies.
+pub(crate) fn example(package: &str, name: &str, stripped: bool) -> Result<PathBuf> {
+    let mut command = cargo(["build", "--release", "--package", package, "--example", name]);
+    command.arg("--message-format=json-render-diagnostics");
+    if stripped {
+        command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
+    }
+    let built = artifacts(&mut command)?;
+    let program =
+        built.into_iter().filter(|artifact| artifact.target.name == name).find_map(|a| a.executable);
+    Ok(program.with_context(|| format!("cargo built no program named `{name}`"))?.into())
+}
+
 /// Whether `program` starts and answers the given question with success.
 pub(crate) fn answers(program: &str, question: &[&str]) -> bool {
     Command::new(program)

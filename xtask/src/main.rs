@@ -8,6 +8,7 @@ mod bundle;
 mod cargo;
 mod ci;
 mod commits;
+mod conformance;
 mod features;
 mod gpu_test;
 mod outside;
@@ -36,6 +37,9 @@ enum Command {
     GpuTest(gpu_test::Args),
     /// Print one table of what things cost here, or bundle it for a machine without Rust
     Bench(bench::Args),
+    /// Run random programs of driver calls on the software driver and on the system's, or bundle them for a machine
+    /// without Rust
+    Conformance(conformance::Args),
     /// Make the committed PTX again from its CUDA C
     Ptx(ptx::Args),
 }
@@ -46,6 +50,7 @@ fn main() -> ExitCode {
         Command::Tidy => tidy::run(),
         Command::GpuTest(args) => return gpu_test::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Conformance(args) => conformance::run(&args),
         Command::Ptx(args) => ptx::run(&args),
     };
     match outcome {

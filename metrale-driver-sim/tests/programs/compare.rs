@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Many programs: on the software driver against its own rules, and on two drivers against each other.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use metrale_driver_sim::driver_sys::DriverApi;
+use metrale_driver_sim::{ContextGuard, Profile, SimDriver};
+
+use super::shrink::shrink;
+use super::transcript::Transcript;
+use super::{Program, machine, run};
+
+/// Programs that share a context: making one costs a GPU a tenth of a second.
+const TOGETHER: u64 = 25;
+
+/// What came of many programs.
+#[derive(Default)]
+pub(crate) struct Outcome {
+    pub(crate) programs: u64,
+    pub(crate) operations: u64,
+    pub(crate) calls: u64,
+    /// Programs that fail, each made small, and what is wrong.
+    pub(crate) failures: Vec<(u64, Program, String)>,
+}
+
+/// A software H200 that knows the kernels of programs.
+pub(crate) fn software() -> SimDriver {
+    let driver = SimDriver::new(Profile::h200());
+    machine::register(&driver);
+    driver
+}
+
+/// Runs programs in a context of its own.
+fn in_a_context(driver: &Arc<dyn DriverApi>, programs: &[Program]) -> Result<Vec<Transcript>, String> {
+    let _context = ContextGuard::new(driver, 0).map_err(|error| error.to_string())?;
+    Ok(programs.iter().map(|program| run(driver, program)).collect())
+}
+
+/// What is wrong with the software driver's answers to a program: it panics; it leaks; the same program is answered otherwise
+/// in another instance; memory does not hold what was written; the free figure does not come back; a real driver would
+/// crash. The count of calls where nothing is.
+pub(crate) fn broken_rule(program: &Program) -> Result<u64, String> {
+    let act = || {
+        let sim = software();
+        let driver: Arc<dyn DriverApi> = Arc::new(sim.clone());
+        let twice = in_a_context(&driver, &[program.clone(), program.clone()])?;
+        let other: Arc<dyn DriverApi> = Arc::new(software());
+        let again = in_a_context(&other, std::slice::from_ref(program))?;
+        if let Some(difference) = twice[0].first_difference(&again[0]) {
+            return Err(format!("answered otherwise in another instance:\n{difference}"));
+        }
+        if let Some(wrong) = twice.iter().find_map(|transcript| transcript.wrong.first()) {
+            return Err(wrong.clone());
+        }
+        // Streams and graphs keep chunks until the context ends, but a second run needs no more of them.
+        let used = twice[1].steps.last().map(|step| step.used);
+        if used != Some(Ok(0)) {
+            return Err(format!(
+                "used bytes after all was freed: {used:?}\n{}",
+                twice[1].steps.last().unwrap()
+            ));
+        }
+        if !sim.leaks().is_empty() {
+            return Err(sim.leaks().to_string());
+        }
+        if let Some(crash) = sim.diagnostics().iter().find(|line| line.contains("crash")) {
+            return Err(crash.clone());
+        }
+        Ok(twice[0].calls())
+    };
+    catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|_| Err("it panics".to_owned()))
+}
+
+/// The programs of `count` seeds on the software driver, each held to its rules.
+pub(crate) fn by_rules(seed: u64, count: u64, threads: u64) -> Outcome {
+    let part = |thread: u64| {
+        let mut outcome = Outcome::default();
+        for seed in (seed..seed + count).filter(|seed| seed % threads == thread) {
+            let program = Program::of_seed(seed);
+            outcome.programs += 1;
+            outcome.operations += program.0.len() as u64;
+            match broken_rule(&program) {
+                Ok(calls) => outcome.calls += calls,
+                Err(_) if outcome.failures.len() < 5 => {
+                    let small = shrink(&program, |program| broken_rule(program).is_err());
+                    let wrong = broken_rule(&small).err().unwrap_or_default();
+                    outcome.failures.push((seed, small, wrong));
+                }
+                Err(wrong) => outcome.failures.push((seed, program, wrong)),
+            }
+        }
+        outcome
+    };
+    std::thread::scope(|scope| {
+        let parts: Vec<_> = (0..threads).map(|thread| scope.spawn(move || part(thread))).collect();
+        let mut sum = Outcome::default();
+        for part in parts.into_iter().filter_map(|part| part.join().ok()) {
+            sum.programs += part.programs;
+            sum.operations += part.operations;
+            sum.calls += part.calls;
+            sum.failures.extend(part.failures);
+        }
+        sum
+    })
+}
+
+/// Where two drivers' answers to programs in one context part; `calls` counts.
+fn difference(
+    left: &Arc<dyn DriverApi>,
+    right: &Arc<dyn DriverApi>,
+    programs: &[Program],
+    calls: &mut u64,
+) -> Option<String> {
+    let answers = [left, right].map(|driver| in_a_context(driver, programs));
+    if let Ok(left) = &answers[0] {
+        *calls += left.iter().map(Transcript::calls).sum::<u64>();
+    }
+    match answers {
+        [Ok(left), Ok(right)] => left.iter().zip(&right).find_map(|(left, right)| {
+            let wrong = || left.wrong.iter().chain(&right.wrong).next().cloned();
+            left.first_difference(right).or_else(wrong)
+        }),
+        [left, right] => Some(format!("no context: {:?}, {:?}", left.err(), right.err())),
+    }
+}
+
+/// The programs of `count` seeds on a driver, against the software driver. `progress` is told after each context.
+pub(crate) fn by_another(
+    driver: &Arc<dyn DriverApi>,
+    seed: u64,
+    count: u64,
+    mut progress: impl FnMut(&Outcome),
+) -> Outcome {
+    let other: Arc<dyn DriverApi> = Arc::new(software());
+    let mut outcome = Outcome::default();
+    let mut at = seed;
+    while at < seed + count {
+        let seeds = at..(at + TOGETHER).min(seed + count);
+        at = seeds.end;
+        let programs: Vec<_> = seeds.clone().map(Program::of_seed).collect();
+        outcome.programs += programs.len() as u64;
+        outcome.operations += programs.iter().map(|program| program.0.len() as u64).sum::<u64>();
+        if let Some(found) = difference(driver, &other, &programs, &mut outcome.calls) {
+            outcome.failures.push(smallest(driver, &other, seeds.start, &programs, found));
+        }
+        progress(&outcome);
+        if outcome.failures.len() >= 10 {
+            break;
+        }
+    }
+    outcome
+}
+
+/// The program that two drivers answer differently: alone and small where it differs alone.
+fn smallest(
+    driver: &Arc<dyn DriverApi>,
+    other: &Arc<dyn DriverApi>,
+    first: u64,
+    programs: &[Program],
+    found: String,
+) -> (u64, Program, String) {
+    let differs = |program: &Program| difference(driver, other, std::slice::from_ref(program), &mut 0);
+    for (seed, program) in (first..).zip(programs) {
+        if differs(program).is_some() {
+            let small = shrink(program, |program| differs(program).is_some());
+            let text = differs(&small).unwrap_or_default();
+            return (seed, small, text);
+        }
+    }
+    // Only behind others: all of them as one, which is a program too.
+    let all = Program(programs.iter().flat_map(|program| program.0.clone()).collect());
+    (first, all, format!("only in one context, one after the other:\n{found}"))
+}
