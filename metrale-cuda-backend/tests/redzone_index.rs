@@ -4,12 +4,33 @@
 mod common;
 
 use std::ffi::OsString;
+use std::sync::Arc;
+use std::thread;
 
 use common::{logged, sim};
 use metrale_cuda_backend::redzone::{
     Fill, REDZONE, REDZONE_FILL, REDZONE_MIN_IDX, REDZONE_TRACE_IDX, allocations_made,
 };
-use metrale_cuda_backend::{BackendConfig, MetraleCudaBackend};
+use metrale_cuda_backend::{BackendConfig, DeviceBuffer, GpuBackend, MetraleCudaBackend, Stream};
+
+/// The device is full, and what fills it was dropped in a capture, so it is freed when the driver has no more.
+fn one_call_counts_once_though_the_driver_is_asked_twice() {
+    let gpu: Arc<dyn GpuBackend> = Arc::new(common::backend(sim()));
+    let stream = Stream::new(&gpu).unwrap();
+    let page = 2 << 20;
+    let free = usize::try_from(gpu.device_free_memory().unwrap()).unwrap() / page * page;
+    let full = DeviceBuffer::<u8>::new(&gpu, free).unwrap();
+    let capture = stream.capture().unwrap();
+    drop(full);
+    assert_eq!(gpu.live_bytes(), free);
+    let alloc = || {
+        gpu.bind_to_thread().unwrap();
+        gpu.free(gpu.alloc(100).unwrap()).unwrap();
+    };
+    thread::scope(|scope| scope.spawn(alloc).join().unwrap());
+    assert_eq!(gpu.live_bytes(), 0);
+    drop(capture);
+}
 
 #[test]
 fn it_counts_every_alloc_of_every_backend_and_the_variables_go_by_it() {
@@ -40,4 +61,7 @@ fn it_counts_every_alloc_of_every_backend_and_the_variables_go_by_it() {
     let status = unsafe { backend.driver().cuMemcpyDtoH_v2(band.as_mut_ptr().cast(), traced.0 + 64, 256) };
     assert_eq!((status, band), (0, [7; 256]));
     logged(|| (backend.sweep_unreleased().unwrap(), plain.sweep_unreleased().unwrap()));
+    let before = allocations_made();
+    one_call_counts_once_though_the_driver_is_asked_twice();
+    assert_eq!(allocations_made(), before + 2, "what fills the device, and the small one");
 }

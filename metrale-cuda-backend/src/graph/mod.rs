@@ -30,5 +30,5 @@ pub use refusal::{Capturing, GraphFault, NotCapturing, PinnedByGraph, StreamInUs
 pub use update::GraphUpdate;
 
 pub(crate) use captures::Reach;
-pub(crate) use gate::{Submission, Uses, is_of_captures};
+pub(crate) use gate::{Submission, Unpinned, Uses, is_of_captures};
 pub(crate) use shared::GraphClient;

@@ -20,7 +20,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::{ask, failed};
 use crate::error::{BadArgument, LedgerConflict, NotBound};
 use crate::gpu::DevicePtr;
-use crate::graph::Reach;
+use crate::graph::{Reach, Unpinned};
 use crate::memory::{ArenaOwner, OwnedMemory};
 use crate::redzone::BandLayout;
 
@@ -135,8 +135,9 @@ impl MetraleCudaBackend {
         LedgerConflict { addr, bytes, reason: misuse.to_string(), not_freed }
     }
 
-    /// The driver's allocation, alone. Where the driver has no more, freed memory in quarantine is released first.
-    fn ask_for_memory(&self, bytes: usize, kind: AllocKind) -> Result<u64, DriverError> {
+    /// The driver's allocation, alone. Where the driver has no more, what waits to be freed is freed first: what owners gave up,
+    /// then the quarantine.
+    pub(super) fn ask_for_memory(&self, bytes: usize, kind: AllocKind) -> Result<u64, DriverError> {
         let ask = || {
             let mut addr = 0;
             if kind == AllocKind::Managed {
@@ -270,14 +271,28 @@ impl MetraleCudaBackend {
             .then(|| self.owned_arenas().free_by(addr, owner, call, site))
             .transpose()?;
         let forgotten = self.ledger_writer().forget(addr, kind);
-        if let Ok(record) = &forgotten {
-            if let Err(pinned) = self.came_to_use(&unpinned, addr, kind, call, site) {
-                self.ledger_writer().restore(addr, record.as_ref());
-                return Err(pinned.into());
-            }
-            if let Some(owned) = owned {
-                owned.forgotten();
-            }
+        let record = self.unused(unpinned, forgotten, (addr, kind), call, site)?;
+        if let Some(owned) = owned {
+            owned.forgotten();
+        }
+        Ok(record)
+    }
+
+    /// Passes on what the ledger has just forgotten, or its error. Refused, and recorded again, where a capture came to use it.
+    #[inline]
+    pub(crate) fn unused(
+        &self,
+        unpinned: Unpinned<'_>,
+        forgotten: Result<Option<metrale_ledger::AllocRecord>, ForgetError>,
+        (addr, kind): (u64, AllocKind),
+        call: &'static str,
+        site: &'static Location<'static>,
+    ) -> Result<Option<metrale_ledger::AllocRecord>> {
+        if let Ok(record) = &forgotten
+            && let Err(pinned) = self.came_to_use(&unpinned, addr, kind, call, site)
+        {
+            self.ledger_writer().restore(addr, record.as_ref());
+            return Err(pinned.into());
         }
         drop(unpinned);
         forgotten.map_err(|cause| self.not_forgotten(&cause, addr, call, site))

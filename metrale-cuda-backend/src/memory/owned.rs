@@ -143,14 +143,7 @@ impl MetraleCudaBackend {
         self.may_free(AllocKind::Device)?;
         let unpinned = self.unpinned(addr, AllocKind::Device, CALL, site)?;
         let forgotten = self.ledger_writer().forget_only(addr, memory.index, site);
-        if let Ok(record) = &forgotten
-            && let Err(pinned) = self.came_to_use(&unpinned, addr, AllocKind::Device, CALL, site)
-        {
-            self.ledger_writer().restore(addr, record.as_ref());
-            return Err(pinned.into());
-        }
-        drop(unpinned);
-        let record = forgotten.map_err(|cause| self.not_forgotten(&cause, addr, CALL, site))?;
+        let record = self.unused(unpinned, forgotten, (addr, AllocKind::Device), CALL, site)?;
         self.free_forgotten(memory.ptr, AllocKind::Device, record)
     }
 }

@@ -17,12 +17,11 @@
 use std::panic::Location;
 
 use anyhow::{Error, Result};
-use metrale_driver_sys::{CUDA_ERROR_OUT_OF_MEMORY, DriverError, is_sticky};
+use metrale_driver_sys::{DriverError, is_sticky};
 use metrale_ledger::{AllocKind, SMALL_ALLOC_CHUNK};
 
 use super::alloc::{ALLOCATE_BEFORE, ALLOCATING};
 use crate::backend::MetraleCudaBackend;
-use crate::call::ask;
 use crate::config::BackendConfig;
 use crate::gpu::DevicePtr;
 use crate::graph::Reach;
@@ -65,14 +64,9 @@ impl MetraleCudaBackend {
         count_alloc();
         self.latch().sound(|| ALLOCATING.to_owned())?;
         self.outside_capture(Reach::Thread, ALLOCATING, ALLOCATE_BEFORE)?;
-        let mut addr = 0;
-        // SAFETY: the result pointer is a local.
-        if let Err(error) = unsafe { ask!(self.driver(), cuMemAlloc_v2(&mut addr, bytes)) } {
-            if error.status == CUDA_ERROR_OUT_OF_MEMORY && self.free_deferred() {
-                return self.alloc_small(bytes, site);
-            }
-            return Err(self.small_alloc_error(error, bytes, site));
-        }
+        let addr = self
+            .ask_for_memory(bytes, AllocKind::Device)
+            .map_err(|error| self.small_alloc_error(error, bytes, site))?;
         match self.ledger_writer().record_beside(addr, bytes, site) {
             Ok(Some(index)) => Ok(OwnedMemory::new(DevicePtr(addr), bytes, index)),
             Ok(None) => self.record_in_own_page(addr, bytes, site),
