@@ -106,6 +106,7 @@ fn every_text_names_a_line_and_no_column() {
         arena.alloc("none", 0).unwrap_err().to_string(),
         arena.alloc_aligned("odd", 64, 3).unwrap_err().to_string(),
         arena.free_part(DevicePtr(part.0 + 1)).unwrap_err().to_string(),
+        backend.free_arena(arena.base()).unwrap_err().to_string(),
     ];
     arena.free_part(part).unwrap();
     texts.push(arena.free_part(part).unwrap_err().to_string());

@@ -235,7 +235,8 @@ impl MetraleCudaBackend {
             return match capture.and_then(|capture| capture.unfit) {
                 None => Ok(recorded),
                 Some(why) => Err(BadArgument::new(format!(
-                    "{doing} on stream {stream:#x}, begun at {captured_at}: {why}; no graph was made, capture its work again"
+                    "{doing} on stream {stream:#x}, begun at {}: {why}; no graph was made, capture its work again",
+                    metrale_ledger::file_line(captured_at)
                 ))
                 .into()),
             };

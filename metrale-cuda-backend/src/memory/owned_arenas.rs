@@ -5,7 +5,7 @@ use core::fmt;
 use std::panic::Location;
 
 use anyhow::Result;
-use metrale_ledger::{AllocKind, Whois};
+use metrale_ledger::{AllocKind, Whois, file_line};
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
@@ -62,7 +62,8 @@ impl OwnedArenas {
         let owners = self.0.lock();
         match owners.get(&base) {
             Some(other) if owner != Some(*other) => Err(BadArgument::new(format!(
-                "{call} called at {site}: {} belongs to {other}. Nothing was freed",
+                "{call} called at {}: {} belongs to {other}. Nothing was freed",
+                file_line(site),
                 DevicePtr(base)
             ))),
             _ => Ok(OwnerPassed { owners, base }),

@@ -314,7 +314,8 @@ impl<B: Deref<Target = MetraleCudaBackend>> Drop for PackedArena<B> {
             return;
         }
         if let Err(error) = self.free_once("the drop of a PackedArena") {
-            tracing::error!("the arena from {} could not be freed when it was dropped: {error:#}", self.site);
+            let site = metrale_ledger::file_line(self.site);
+            tracing::error!("the arena from {site} could not be freed when it was dropped: {error:#}");
         }
     }
 }

@@ -159,8 +159,9 @@ impl MetraleCudaBackend {
             aside.push(addr);
             if aside.len() == TRIES {
                 break Err(BadArgument::new(format!(
-                    "pinned memory of {bytes} bytes at {site}: copies or fills on other threads follow addresses in each of \
-                     {TRIES} places that the driver gave; try again when they have returned"
+                    "pinned memory of {bytes} bytes at {}: copies or fills on other threads follow addresses in each of {TRIES} \
+                     places that the driver gave; try again when they have returned",
+                    metrale_ledger::file_line(site)
                 ))
                 .into());
             }
