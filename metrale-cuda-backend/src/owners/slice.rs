@@ -91,33 +91,50 @@ pub(crate) fn same_len(doing: &str, from: usize, to: usize) -> Result<(), BadArg
     Err(BadArgument::new(format!("{doing}: {from} elements into {to}; take slices of one length")))
 }
 
+/// What both views tell of themselves.
+macro_rules! place {
+    ($view:ident) => {
+        impl<T: Pod> $view<'_, T> {
+            /// Number of elements.
+            #[must_use]
+            pub const fn len(&self) -> usize {
+                self.len
+            }
+
+            /// Whether it has no elements.
+            #[must_use]
+            pub const fn is_empty(&self) -> bool {
+                self.len == 0
+            }
+
+            /// Bytes of all elements.
+            #[must_use]
+            pub const fn bytes(&self) -> usize {
+                self.len * size_of::<T>()
+            }
+
+            /// The address of the first element, for kernel arguments and raw calls. It is good as long as what it is
+            /// borrowed from.
+            #[must_use]
+            pub const fn ptr(&self) -> DevicePtr {
+                self.ptr
+            }
+        }
+
+        impl<T: Pod> fmt::Debug for $view<'_, T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}({} elements at {})", stringify!($view), self.len, self.ptr)
+            }
+        }
+    };
+}
+
+place!(DeviceSlice);
+place!(DeviceSliceMut);
+
 impl<'a, T: Pod> DeviceSlice<'a, T> {
     pub(crate) const fn new(gpu: &'a Arc<dyn GpuBackend>, ptr: DevicePtr, len: usize) -> Self {
         Self { gpu, ptr, len, elements: PhantomData }
-    }
-
-    /// Number of elements.
-    #[must_use]
-    pub const fn len(self) -> usize {
-        self.len
-    }
-
-    /// Whether it has no elements.
-    #[must_use]
-    pub const fn is_empty(self) -> bool {
-        self.len == 0
-    }
-
-    /// Bytes of all elements.
-    #[must_use]
-    pub const fn bytes(self) -> usize {
-        self.len * size_of::<T>()
-    }
-
-    /// The address of the first element, for kernel arguments and raw calls. It is good as long as what it is borrowed from.
-    #[must_use]
-    pub const fn ptr(self) -> DevicePtr {
-        self.ptr
     }
 
     /// Some of the elements.
@@ -173,30 +190,6 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
     #[must_use]
     pub const fn reborrow(&mut self) -> DeviceSliceMut<'_, T> {
         DeviceSliceMut::new(self.gpu, self.ptr, self.len)
-    }
-
-    /// Number of elements.
-    #[must_use]
-    pub const fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether it has no elements.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Bytes of all elements.
-    #[must_use]
-    pub const fn bytes(&self) -> usize {
-        self.len * size_of::<T>()
-    }
-
-    /// The address of the first element, for kernel arguments and raw calls. It is good as long as what it is borrowed from.
-    #[must_use]
-    pub const fn ptr(&self) -> DevicePtr {
-        self.ptr
     }
 
     /// Some of the elements.
@@ -264,17 +257,5 @@ impl<'a, T: Pod> From<&'a DeviceBuffer<T>> for DeviceSlice<'a, T> {
 impl<'a, T: Pod> From<&'a mut DeviceBuffer<T>> for DeviceSliceMut<'a, T> {
     fn from(buffer: &'a mut DeviceBuffer<T>) -> Self {
         buffer.as_mut_slice()
-    }
-}
-
-impl<T: Pod> fmt::Debug for DeviceSlice<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DeviceSlice({} elements at {})", self.len, self.ptr)
-    }
-}
-
-impl<T: Pod> fmt::Debug for DeviceSliceMut<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DeviceSliceMut({} elements at {})", self.len, self.ptr)
     }
 }

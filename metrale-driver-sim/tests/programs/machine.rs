@@ -10,7 +10,7 @@ mod captures;
 mod work;
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use metrale_driver_sim::SimDriver;
 use metrale_driver_sim::driver_sys::DriverApi;
@@ -18,29 +18,10 @@ use metrale_driver_sim::driver_sys::DriverApi;
 use super::content::{Content, Effect, Memory, Place};
 use super::op::{Op, Program, Verb, WINDOW};
 use super::transcript::{Step, Transcript};
-use crate::common::{Answer, Cuda};
+use crate::common::{self, Answer, Cuda, PTX};
 
-/// `poke` writes a word, `twist` makes `w` into `3 w + value`.
-const PTX: &str = "\
-.version 8.0
-.target sm_90
-.address_size 64
-
-.visible .global .align 4 .u32 answer = 42;
-
-.visible .entry poke(
-    .param .u64 poke_at,
-    .param .u32 poke_value
-)
-{
-    .reg .b32 %r<2>;
-    .reg .b64 %rd<2>;
-    ld.param.u64 %rd1, [poke_at];
-    ld.param.u32 %r1, [poke_value];
-    st.global.u32 [%rd1], %r1;
-    ret;
-}
-
+/// `twist` makes the word `w` into `3 w + value`.
+const TWIST: &str = "
 .visible .entry twist(
     .param .u64 twist_at,
     .param .u32 twist_value
@@ -57,12 +38,12 @@ const PTX: &str = "\
 }
 \0";
 
+/// The kernels of all tests, and `twist`.
+static KERNELS: LazyLock<String> = LazyLock::new(|| PTX.trim_end_matches('\0').to_owned() + TWIST);
+
 /// Registers the functions of the kernels.
 pub(crate) fn register(driver: &SimDriver) {
-    driver.register_kernel("poke", |launch| {
-        let (at, value) = (launch.parameter::<u64>(0)?, launch.parameter::<u32>(1)?);
-        launch.store(at, value)
-    });
+    common::register(driver);
     driver.register_kernel("twist", |launch| {
         let (at, value) = (launch.parameter::<u64>(0)?, launch.parameter::<u32>(1)?);
         let word = launch.load::<u32>(at)?;

@@ -7,7 +7,7 @@ use metrale_driver_sim::driver_sys::{CU_MEM_ATTACH_GLOBAL, CU_MEMORYTYPE_DEVICE,
 
 use super::super::content::{Content, Effect, Memory, Place};
 use super::super::op::{Op, Verb, WINDOW};
-use super::{Buffer, Host, LEGACY, Machine, Module, PTX};
+use super::{Buffer, Host, KERNELS, LEGACY, Machine, Module};
 
 /// A range of a piece of memory.
 #[derive(Clone, Copy)]
@@ -72,7 +72,7 @@ impl Machine {
         if self.modules[place].is_some() {
             return None;
         }
-        let loaded = self.cuda.load(PTX.as_bytes());
+        let loaded = self.cuda.load(KERNELS.as_bytes());
         let handle = self.noted(loaded)?;
         let functions = [self.cuda.function(handle, "poke"), self.cuda.function(handle, "twist")];
         let [poke, twist] = functions.map(|function| self.noted(function));
