@@ -9,9 +9,8 @@ use metrale_driver_sys::{
     CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUcontext, DriverApi,
     DriverError, attribute, is_sticky,
 };
-use metrale_ledger::{LedgerProbe, ScopeGuard, file_line};
 use metrale_registry::{
-    CudaHost, CurrentContext, DeviceFacts, HostError, LookUp, LookUpObserver, MetraleRegistry, TeardownSink,
+    CudaHost, CurrentContext, HostError, LookUp, LookUpObserver, MetraleRegistry, TeardownSink,
     is_teardown_noop,
 };
 use metrale_telemetry::{KernelAudit, Lookup, ModuleLoad, Need, RunGuard, kernel_audit, run_metrics};
@@ -19,9 +18,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::call::{Doing, ask};
 use crate::config::BackendConfig;
-use crate::error::{BadArgument, FeatureOff, NotBound};
+use crate::error::{BadArgument, FeatureOff};
 use crate::fault_latch::{FaultLatch, noted};
-use crate::gpu::DevicePtr;
 use crate::graph::GraphClient;
 use crate::handles::{Handles, Kind, is_the_drivers};
 use crate::launch::Kernels;
@@ -59,16 +57,16 @@ pub struct MetraleCudaBackend {
     events: Handles,
     kernels: Kernels,
     signatures: Signatures,
-    registry: Arc<MetraleRegistry>,
-    host: Arc<CudaHost>,
+    pub(crate) registry: Arc<MetraleRegistry>,
+    pub(crate) host: Arc<CudaHost>,
     op_cache: OpCache,
     timing: Timing,
     latch: Arc<FaultLatch>,
-    config: BackendConfig,
+    pub(crate) config: BackendConfig,
     reads_pageable_memory: bool,
     small_most: usize,
     /// Its look-ups alone, whatever other backends there are.
-    audit: Arc<KernelAudit>,
+    pub(crate) audit: Arc<KernelAudit>,
     /// Its part in the process's run.
     run: RunGuard<'static>,
 }
@@ -331,123 +329,13 @@ impl MetraleCudaBackend {
     }
 
     /// The driver below.
-    #[must_use]
-    pub fn driver(&self) -> &dyn DriverApi {
+    pub(crate) fn driver(&self) -> &dyn DriverApi {
         self.host.driver()
     }
 
-    /// The device's host: context, stream, facts.
-    #[must_use]
-    pub const fn host(&self) -> &Arc<CudaHost> {
-        &self.host
-    }
-
-    /// The modules.
-    #[must_use]
-    pub const fn registry(&self) -> &Arc<MetraleRegistry> {
-        &self.registry
-    }
-
-    /// The modules, under the name that engines of the original design call: [`registry`](Self::registry). Look-ups through it
-    /// are audited as [`kernel`](crate::GpuBackend::kernel)'s are.
-    #[must_use]
-    pub const fn kernel_registry(&self) -> &Arc<MetraleRegistry> {
-        self.registry()
-    }
-
-    /// The audit of this backend's modules and look-ups alone. The process's
-    /// ([`metrale_telemetry::kernel_audit`]) lists those of all backends of the run, and has the seal and what was
-    /// declared absent.
-    #[must_use]
-    pub fn kernel_audit(&self) -> &KernelAudit {
-        &self.audit
-    }
-
-    /// What is fixed about the device.
-    #[must_use]
-    pub fn facts(&self) -> &DeviceFacts {
-        self.host.facts()
-    }
-
-    /// The configuration in force.
-    #[must_use]
-    pub const fn config(&self) -> &BackendConfig {
-        &self.config
-    }
-
-    /// See [`GpuBackend::ordinal`](crate::GpuBackend::ordinal).
-    #[must_use]
-    pub fn ordinal(&self) -> usize {
-        self.host.ordinal()
-    }
-
-    /// See [`GpuBackend::stream`](crate::GpuBackend::stream).
-    #[must_use]
-    pub fn stream(&self) -> u64 {
+    /// The backend's own stream.
+    pub(crate) fn own_stream(&self) -> u64 {
         self.host.raw_stream()
-    }
-
-    /// See [`GpuBackend::bind_to_thread`](crate::GpuBackend::bind_to_thread).
-    pub fn bind_to_thread(&self) -> Result<()> {
-        let doing = || format!("binding this thread to device {}", self.ordinal());
-        self.latch.sound(doing)?;
-        self.host.bind_to_thread().doing(doing)
-    }
-
-    /// See [`GpuBackend::live_bytes`](crate::GpuBackend::live_bytes).
-    #[must_use]
-    pub fn live_bytes(&self) -> usize {
-        self.ledger_writer.ledger().live_bytes()
-    }
-
-    /// See [`GpuBackend::live_allocations`](crate::GpuBackend::live_allocations).
-    #[must_use]
-    pub fn live_allocations(&self) -> Vec<(DevicePtr, usize, String)> {
-        let live = self.ledger_writer.ledger().live_allocations().into_iter();
-        live.map(|(addr, record)| (DevicePtr(addr), record.bytes, file_line(record.site))).collect()
-    }
-
-    /// See [`GpuBackend::chunk_slack_bytes`](crate::GpuBackend::chunk_slack_bytes).
-    #[must_use]
-    pub fn chunk_slack_bytes(&self) -> usize {
-        self.ledger_writer.ledger().chunk_slack_bytes()
-    }
-
-    /// See [`GpuBackend::resident_bytes`](crate::GpuBackend::resident_bytes).
-    #[must_use]
-    pub fn resident_bytes(&self) -> usize {
-        self.ledger_writer.ledger().resident_bytes()
-    }
-
-    /// See [`GpuBackend::ledger_probe`](crate::GpuBackend::ledger_probe).
-    #[must_use]
-    pub fn ledger_probe(&self) -> LedgerProbe {
-        self.ledger_writer.ledger().probe()
-    }
-
-    /// See [`GpuBackend::alloc_report`](crate::GpuBackend::alloc_report).
-    #[must_use]
-    pub fn alloc_report(&self, top_n: usize, min_mb: usize) -> String {
-        let mut report = self.ledger_writer.ledger().report(top_n, min_mb);
-        for graph in self.graphs() {
-            report.push_str(&format!("{graph}\n"));
-        }
-        report
-    }
-
-    /// See [`GpuBackend::scope`](crate::GpuBackend::scope).
-    pub fn scope(&self, label: &str) -> ScopeGuard {
-        self.ledger_writer.ledger().scope(label)
-    }
-
-    /// See [`GpuBackend::tag`](crate::GpuBackend::tag).
-    pub fn tag(&self, ptr: DevicePtr, tag: &str) -> bool {
-        self.ledger_writer.ledger().tag(ptr.0, tag)
-    }
-
-    /// See [`GpuBackend::reset_peak`](crate::GpuBackend::reset_peak).
-    pub fn reset_peak(&self) {
-        self.ledger_writer.ledger().reset_peak();
     }
 
     /// Access to the captures and graphs that the backends of this driver share.
@@ -531,55 +419,71 @@ impl MetraleCudaBackend {
         self.small_most
     }
 
-    /// Refuses to go on where another context, or none, is current: the driver would work on the wrong device, or answer
-    /// a bare 201; and where the context is lost. Costs some 60 ns.
+    /// Makes the context current on this thread until the answer is dropped, and refuses where it is lost. A thread that has
+    /// no context keeps this one, so that its next call need not make it current again. Costs some 60 ns where it is.
     #[inline(never)]
-    pub(crate) fn bound(&self, doing: &'static str) -> Result<()> {
+    pub(crate) fn bound(&self, doing: &'static str) -> Result<Bound<'_>> {
         self.latch.sound(|| doing.to_owned())?;
-        match self.host.current_context() {
-            Ok(current) if current == self.host.context() => Ok(()),
-            answer => self.is_bound(doing, answer),
-        }
+        self.bind(self.host.current_context(), doing)
     }
 
-    /// As [`bound`](Self::bound), for a free. Where the answer is that the context is gone, the free's own answer counts.
-    pub(crate) fn bound_to_free(&self, doing: &'static str) -> Result<()> {
+    /// As [`bound`](Self::bound), for a free: none where the context is already gone, and what it had with it.
+    pub(crate) fn bound_to_free(&self, doing: &'static str) -> Result<Option<Bound<'_>>> {
         self.latch.sound(|| doing.to_owned())?;
         match self.host.current_context() {
-            Err(error) if is_teardown_noop(error.status) => Ok(()),
-            answer => self.is_bound(doing, answer),
+            Err(error) if is_teardown_noop(error.status) => Ok(None),
+            answer => self.bind(answer, doing).map(Some),
         }
     }
 
     /// As [`bound`](Self::bound), for work on a stream that goes where its handle says, whatever is current: all but the
-    /// driver's own do. Threads that forgot are refused anyway; one that was seen bound is not asked about again, and
-    /// should another library have bound it elsewhere since, the driver's refusal is looked into by
-    /// [`still_bound`](Self::still_bound).
+    /// driver's own do. A thread that was seen bound is not asked about again: should another library have taken the context
+    /// away since, the driver refuses, and [`rebound`](Self::rebound) is for the second try.
     #[inline]
-    pub(crate) fn bound_for(&self, stream: u64, doing: &'static str) -> Result<()> {
-        if self.host.was_current() && !is_the_drivers(stream) && self.context_fault().is_none() {
-            return Ok(());
+    pub(crate) fn bound_for(&self, stream: u64, doing: &'static str) -> Result<Bound<'_>> {
+        if self.host.was_current() && !is_the_drivers(stream) && self.latch.reason().is_none() {
+            return Ok(Bound(None));
         }
         self.bound(doing)
     }
 
-    /// After a refusal of what [`bound_for`](Self::bound_for) let pass: an error where the reason is that the thread has
-    /// another context by now, or none, or that this one is gone.
+    /// After a refusal of what [`bound_for`](Self::bound_for) let pass: the context made current, where it was not. The call
+    /// is then worth another try.
     #[cold]
-    pub(crate) fn still_bound(&self, refusal: DriverError, doing: &'static str) -> Result<()> {
-        if matches!(refusal.status, CUDA_ERROR_INVALID_CONTEXT | CUDA_ERROR_INVALID_HANDLE) {
-            return self.is_bound(doing, self.host.current_context());
+    pub(crate) fn rebound(&self, refusal: DriverError, doing: &'static str) -> Result<Option<Bound<'_>>> {
+        if !matches!(refusal.status, CUDA_ERROR_INVALID_CONTEXT | CUDA_ERROR_INVALID_HANDLE) {
+            return Ok(None);
         }
-        Ok(())
+        match self.host.current_context() {
+            Ok(current) if current == self.host.context() => Ok(None),
+            answer => self.bind(answer, doing).map(Some),
+        }
+    }
+
+    /// Whether the context is the current one on this thread.
+    pub(crate) fn is_current(&self) -> bool {
+        self.host.current_context() == Ok(self.host.context())
+    }
+
+    #[inline]
+    fn bind(&self, current: Result<CUcontext, DriverError>, doing: &'static str) -> Result<Bound<'_>> {
+        match current {
+            Ok(current) if current == self.host.context() => Ok(Bound(None)),
+            answer => self.make_current(answer, doing),
+        }
     }
 
     #[cold]
-    fn is_bound(&self, doing: &'static str, current: Result<CUcontext, DriverError>) -> Result<()> {
-        let current = noted(self.driver(), current).doing(|| doing.to_owned())?;
-        if current == self.host.context() {
-            return Ok(());
-        }
-        Err(NotBound { doing, ordinal: self.ordinal(), current }.into())
+    fn make_current(
+        &self,
+        current: Result<CUcontext, DriverError>,
+        doing: &'static str,
+    ) -> Result<Bound<'_>> {
+        let bound = noted(self.driver(), current).and_then(|current| match current {
+            0 => self.host.bind_to_thread().map(|()| Bound(None)),
+            _ => self.enter().map(|current| Bound(Some(current))),
+        });
+        bound.doing(|| format!("{doing}: making the context of device {} current", self.host.ordinal()))
     }
 
     /// For a call that any thread may make, bound or not: makes the context current until the guard is dropped. None where the
@@ -598,6 +502,10 @@ impl MetraleCudaBackend {
         self.host.enter()
     }
 }
+
+/// The context is current on this thread until this is dropped, which gives the thread the context it had before.
+#[must_use = "the context is current only as long as this is held"]
+pub(crate) struct Bound<'a>(#[allow(dead_code, reason = "held for its drop")] Option<CurrentContext<'a>>);
 
 impl Drop for MetraleCudaBackend {
     fn drop(&mut self) {

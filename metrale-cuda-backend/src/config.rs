@@ -41,7 +41,7 @@ pub struct BackendConfig {
     /// not at some later call. Costs all overlap of host and device; launches inside a capture are left alone.
     pub debug_sync_kernels: bool,
     /// Puts a span of the kernel's name around every launch, and switches the spans of `metrale_telemetry::run_metrics` on when
-    /// the backend is made, where they can be switched off again; [`harvest_spans`](crate::MetraleCudaBackend::harvest_spans) reads them. Costs two events a launch; a
+    /// the backend is made, where they can be switched off again; [`harvest_spans`](crate::GpuDiagnostics::harvest_spans) reads them. Costs two events a launch; a
     /// span holds nothing but its kernel only where streams do not share the device. Launches inside a capture are left
     /// alone.
     pub time_kernels: bool,

@@ -11,8 +11,8 @@ use metrale_ledger::{AllocKind, Whois};
 
 use crate::backend::MetraleCudaBackend;
 use crate::error::BadArgument;
-use crate::gpu::DevicePtr;
 use crate::memory::ArenaOwner;
+use crate::raw_handles::DevicePtr;
 
 /// A slice that the ledger refuses, returned as it was.
 pub struct AdoptError<T> {

@@ -4,7 +4,7 @@
 //! | [`Remedy`] | causes |
 //! |---|---|
 //! | [`FreeAndRetry`](Remedy::FreeAndRetry) | [`OutOfMemory`] of what can fit, [`BelowFloor`] |
-//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`NotBound`], [`ArenaError`], [`CopyOutOfBounds`], [`NotDeviceMemory`], [`FreeError`], [`StalePinned`], [`ConfigError`], [`OutOfMemory`] of more than there is, [`FeatureOff`], [`PreflightError`], [`TargetMismatch`], [`NTileError`], [`TooLargeForBands`], [`TableFull`], [`TensorMapError`], [`TensorMapOutOfBounds`], [`WatchdogError`], [`FreeUnknown`], [`MemInfoError`], [`AccountError`], [`Capturing`], [`NotCapturing`], [`PinnedByGraph`], [`StreamInUse`], [`NotSupported`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
+//! | [`FixCall`](Remedy::FixCall) | [`BadArgument`], [`ArenaError`], [`CopyOutOfBounds`], [`NotDeviceMemory`], [`FreeError`], [`StalePinned`], [`ConfigError`], [`OutOfMemory`] of more than there is, [`FeatureOff`], [`PreflightError`], [`TargetMismatch`], [`NTileError`], [`TooLargeForBands`], [`TableFull`], [`TensorMapError`], [`TensorMapOutOfBounds`], [`WatchdogError`], [`FreeUnknown`], [`MemInfoError`], [`AccountError`], [`Capturing`], [`NotCapturing`], [`PinnedByGraph`], [`StreamInUse`], [`NotSupported`], most of [`CallFailed`], [`LaunchError`], [`RegistryError`] and [`HostError`] |
 //! | [`Relaunch`](Remedy::Relaunch) | [`ContextLost`], [`KernelFault`], [`GraphFault`], and whatever carries a status the context does not survive |
 //! | [`ReportBug`](Remedy::ReportBug) | [`LedgerConflict`], statuses that no call of ours should bring |
 //!
@@ -74,7 +74,6 @@ pub fn remedy(error: &anyhow::Error) -> Option<Remedy> {
         } else if let Some(cause) = cause.downcast_ref::<LedgerConflict>() {
             Some(cause.remedy())
         } else if cause.is::<BadArgument>()
-            || cause.is::<NotBound>()
             || cause.is::<ArenaError>()
             || cause.is::<CopyOutOfBounds>()
             || cause.is::<NotDeviceMemory>()
@@ -171,23 +170,6 @@ fn lost(driver: &DriverError, first: Option<&FaultReason>) -> String {
         "{what}. A fault of an earlier kernel shows at some later call: run again with METRALE_DEBUG_SYNC_KERNELS=1 to see \
          which launch it was, then restart the process"
     )
-}
-
-/// The calling thread has not made the backend's context its current one.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{doing}: {} on this thread, but the backend works on device {ordinal}; call bind_to_thread on this thread once \
-     before it uses the backend",
-    match current { 0 => "no context is current".to_owned(), other => format!("another context ({other:#x}) is current") }
-)]
-#[non_exhaustive]
-pub struct NotBound {
-    /// What was being done, in words.
-    pub doing: &'static str,
-    /// The backend's device.
-    pub ordinal: usize,
-    /// The context that is current instead; 0 for none.
-    pub current: u64,
 }
 
 /// An argument that no driver could make sense of; the driver was not asked.
@@ -311,12 +293,5 @@ mod tests {
         }
         let below = BelowFloor { wanted_bytes: 3, free_bytes: 2, floor_bytes: 1 };
         assert_eq!(remedy(&below.into()), Some(Remedy::FreeAndRetry));
-    }
-
-    #[test]
-    fn a_thread_that_forgot_is_told_what_to_call() {
-        let text = |current| NotBound { doing: "allocating", ordinal: 1, current }.to_string();
-        assert!(text(0).contains("no context is current") && text(0).contains("bind_to_thread"));
-        assert!(text(0x55).contains("another context (0x55)"));
     }
 }

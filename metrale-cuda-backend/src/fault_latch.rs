@@ -182,13 +182,6 @@ fn trip_current(driver: &dyn DriverApi, error: DriverError) {
 }
 
 impl MetraleCudaBackend {
-    /// Why the context is lost, where that is known: the first reason, of whichever backend on the device. From then on
-    /// every call fails with it at once. One atomic load.
-    #[must_use]
-    pub fn context_fault(&self) -> Option<&FaultReason> {
-        self.latch().reason()
-    }
-
     /// After a launch or fill that failed: waits for its stream to learn whether the context is lost, and latches that.
     /// The caller's error stays what it was. A stream that captures is left alone, since the wait would end the capture;
     /// so is one that cannot say.

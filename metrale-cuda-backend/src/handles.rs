@@ -108,7 +108,7 @@ impl Handles {
     }
 
     /// Inserts what was made elsewhere.
-    fn adopt(&self, raw: u64, site: Site) -> Result<(), BadArgument> {
+    pub(crate) fn adopt(&self, raw: u64, site: Site) -> Result<(), BadArgument> {
         let kind = self.kind;
         let mut table = self.table.write();
         if let Some(entry) = table.live.get(&raw) {
@@ -171,7 +171,7 @@ impl Handles {
     }
 
     /// Removes a handle without destroying it, where no call is using it.
-    fn release(&self, raw: u64, site: Site) -> Result<(), BadArgument> {
+    pub(crate) fn release(&self, raw: u64, site: Site) -> Result<(), BadArgument> {
         let kind = self.kind;
         let doing = match kind {
             Kind::Stream => "releasing a stream",
@@ -287,49 +287,6 @@ impl MetraleCudaBackend {
             // SAFETY: as above.
             Kind::Event => unsafe { ask!(self.driver(), cuEventDestroy_v2(entry.raw)) },
         }
-    }
-
-    /// See [`GpuBackend::adopt_stream`](crate::GpuBackend::adopt_stream).
-    ///
-    /// # Safety
-    /// As there.
-    #[track_caller]
-    pub unsafe fn adopt_stream(&self, stream: u64) -> anyhow::Result<()> {
-        if stream == self.stream() || is_the_drivers(stream) {
-            return Err(BadArgument::new(format!(
-                "adopting stream {stream:#x}: it is the backend's or the driver's own, and needs no adoption"
-            ))
-            .into());
-        }
-        Ok(self.streams().adopt(stream, Location::caller())?)
-    }
-
-    /// See [`GpuBackend::release_stream`](crate::GpuBackend::release_stream).
-    #[track_caller]
-    pub fn release_stream(&self, stream: u64) -> anyhow::Result<()> {
-        const WHAT: &str = "releasing a stream";
-        let site = Location::caller();
-        self.uncaptured(stream, WHAT, || ())?;
-        self.outgrow_stream(stream);
-        Ok(self.uncaptured(stream, WHAT, || self.streams().release(stream, site))??)
-    }
-
-    /// See [`GpuBackend::adopt_event`](crate::GpuBackend::adopt_event).
-    ///
-    /// # Safety
-    /// As there.
-    #[track_caller]
-    pub unsafe fn adopt_event(&self, event: u64) -> anyhow::Result<()> {
-        if event == 0 {
-            return Err(BadArgument::new("adopting an event: 0 is no event").into());
-        }
-        Ok(self.events().adopt(event, Location::caller())?)
-    }
-
-    /// See [`GpuBackend::release_event`](crate::GpuBackend::release_event).
-    #[track_caller]
-    pub fn release_event(&self, event: u64) -> anyhow::Result<()> {
-        Ok(self.events().release(event, Location::caller())?)
     }
 
     /// Destroys the streams and events that nobody destroyed, with one warning. The context is current.

@@ -13,8 +13,9 @@ use rustc_hash::FxHashMap;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::failed;
-use crate::gpu::{DevicePtr, GpuBackend, KernelHandle};
+use crate::gpu::GpuBackend;
 use crate::graph::{Submission, Uses};
+use crate::raw_handles::{DevicePtr, KernelHandle};
 use crate::signature::{Signature, Signatures};
 use crate::timing::TimingSpan;
 
@@ -112,81 +113,11 @@ impl Kernels {
 }
 
 impl MetraleCudaBackend {
-    /// See [`GpuBackend::kernel`].
-    #[track_caller]
-    pub fn kernel(&self, module: &str, function: &str) -> Result<KernelHandle> {
-        self.latch().sound(|| format!("looking up {module}::{function}"))?;
-        let handle = self.registry().function(module, function)?;
-        self.learn_kernel(handle, module, function)
-    }
-
-    /// See [`GpuBackend::optional_kernel`].
-    #[track_caller]
-    pub fn optional_kernel(&self, module: &str, function: &str) -> Result<Option<KernelHandle>> {
-        self.latch().sound(|| format!("looking up {module}::{function}"))?;
-        let handle = self.registry().optional_function(module, function)?;
-        handle.map(|handle| self.learn_kernel(handle, module, function)).transpose()
-    }
-
-    fn learn_kernel(&self, handle: u64, module: &str, function: &str) -> Result<KernelHandle> {
-        if !self.kernels().knows(handle) {
-            let n_tile = self.read_n_tile(module, function)?;
-            let name = (module, function);
-            self.kernels().learn(handle, name, self.kernel_audit(), self.signatures(), n_tile);
-        }
-        Ok(KernelHandle(handle))
-    }
-
-    /// See [`GpuBackend::device_symbol`].
-    pub fn device_symbol(&self, module: &str, symbol: &str) -> Result<(DevicePtr, usize)> {
-        self.latch().sound(|| format!("looking up {module}::{symbol}"))?;
-        let (addr, bytes) = self.registry().device_symbol(module, symbol)?;
-        Ok((DevicePtr(addr), bytes))
-    }
-
-    /// See [`GpuBackend::launch`].
+    /// Launches with typed arguments, checked against what the kernel declares.
     ///
     /// # Safety
-    /// As there.
-    pub unsafe fn launch(
-        &self,
-        kernel: KernelHandle,
-        grid: [u32; 3],
-        block: [u32; 3],
-        shared_bytes: u32,
-        stream: u64,
-        params: &mut [*mut c_void],
-    ) -> Result<()> {
-        let args = params.len();
-        let known = self.kernels().of(kernel.0);
-        if let Some(KernelInfo { name, signature: Some(signature), .. }) = known.as_deref() {
-            signature.check_count(name, args)?;
-        }
-        run_metrics::process().trace().record(|| {
-            Launch::new(LaunchKind::Kernel, self.kernels().name(kernel.0))
-                .grid(grid)
-                .block(block)
-                .shared_bytes(shared_bytes)
-                .args(std::iter::repeat_n(LaunchArg::Opaque, args))
-        });
-        let uses = if args == 0 { Uses::Arguments(&[]) } else { Uses::Unknown };
-        // SAFETY: the caller's promise.
-        unsafe {
-            self.launch_untraced(
-                kernel,
-                known,
-                LaunchDims { grid, block, shared_bytes, stream },
-                params,
-                uses,
-            )
-        }
-    }
-
-    /// See [`GpuBackend::launch_typed`].
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn launch_typed(&self, launch: &mut KernelLaunch, stream: u64) -> Result<()> {
+    /// As for [`launch_typed`](crate::GpuKernels::launch_typed).
+    pub(crate) unsafe fn launch_checked(&self, launch: &mut KernelLaunch, stream: u64) -> Result<()> {
         let &mut KernelLaunch { kernel, grid, block, shared_bytes, ref mut arguments, ref touched } = launch;
         let known = self.kernels().of(kernel.0);
         if let Some(KernelInfo { name, signature: Some(signature), .. }) = known.as_deref() {
@@ -223,10 +154,46 @@ impl MetraleCudaBackend {
         }
     }
 
+    /// Launches with arguments of unknown types.
+    ///
+    /// # Safety
+    /// As for [`launch`](crate::GpuKernels::launch).
+    pub(crate) unsafe fn launch_untyped(
+        &self,
+        kernel: KernelHandle,
+        dims: LaunchDims,
+        params: &mut [*mut c_void],
+    ) -> Result<()> {
+        let args = params.len();
+        let known = self.kernels().of(kernel.0);
+        if let Some(KernelInfo { name, signature: Some(signature), .. }) = known.as_deref() {
+            signature.check_count(name, args)?;
+        }
+        run_metrics::process().trace().record(|| {
+            Launch::new(LaunchKind::Kernel, self.kernels().name(kernel.0))
+                .grid(dims.grid)
+                .block(dims.block)
+                .shared_bytes(dims.shared_bytes)
+                .args(std::iter::repeat_n(LaunchArg::Opaque, args))
+        });
+        let uses = if args == 0 { Uses::Arguments(&[]) } else { Uses::Unknown };
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_untraced(kernel, known, dims, params, uses) }
+    }
+
+    pub(crate) fn learn_kernel(&self, handle: u64, module: &str, function: &str) -> Result<KernelHandle> {
+        if !self.kernels().knows(handle) {
+            let n_tile = self.read_n_tile(module, function)?;
+            let name = (module, function);
+            self.kernels().learn(handle, name, self.kernel_audit(), self.signatures(), n_tile);
+        }
+        Ok(KernelHandle(handle))
+    }
+
     /// Launches without a line in the trace; `known` is what is known of the kernel.
     ///
     /// # Safety
-    /// As for [`GpuBackend::launch`].
+    /// As for [`GpuKernels::launch`](crate::GpuKernels::launch).
     unsafe fn launch_untraced(
         &self,
         kernel: KernelHandle,
@@ -236,19 +203,27 @@ impl MetraleCudaBackend {
         uses: Uses<'_>,
     ) -> Result<()> {
         let LaunchDims { grid, block, shared_bytes, stream } = dims;
-        self.bound_for(stream, LAUNCHING)?;
+        let _bound = self.bound_for(stream, LAUNCHING)?;
         let _held = self.hold_stream(stream, LAUNCHING)?;
         self.not_beside_capture(stream, LAUNCHING)?;
-        let span = if self.config().time_kernels {
+        let span = if self.config.time_kernels {
             // SAFETY: the stream is held.
             unsafe { self.kernel_span(kernel, stream) }
         } else {
             None
         };
         let submission = self.submission(stream, LAUNCHING, uses)?;
-        // SAFETY: the caller's promise; the registry lives as long as this backend, and the stream is held.
-        let launched =
-            unsafe { self.registry().launch_on_stream(kernel.0, grid, block, shared_bytes, stream, params) };
+        let mut launch = || {
+            // SAFETY: the caller's promise; the registry lives as long as this backend, and the stream is held.
+            unsafe { self.registry.launch_on_stream(kernel.0, grid, block, shared_bytes, stream, params) }
+        };
+        let mut launched = launch();
+        if let Err(error) = &launched
+            && let Some(refusal) = error.driver_error()
+            && let Some(_bound) = self.rebound(refusal, LAUNCHING)?
+        {
+            launched = launch();
+        }
         if let Err(error) = launched {
             if let Some(span) = span {
                 span.cancel();
@@ -285,9 +260,6 @@ impl MetraleCudaBackend {
             let after = || format!("the launch of {}", self.kernels().name(kernel.0));
             // SAFETY: the caller's promise.
             unsafe { self.check_after_refusal(driver, stream, after) };
-            if let Err(not_bound) = self.still_bound(driver, LAUNCHING) {
-                return not_bound;
-            }
         }
         launch_error(error)
     }
@@ -343,11 +315,11 @@ impl MetraleCudaBackend {
 
 /// One launch's numbers.
 #[derive(Clone, Copy)]
-struct LaunchDims {
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared_bytes: u32,
-    stream: u64,
+pub(crate) struct LaunchDims {
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared_bytes: u32,
+    pub(crate) stream: u64,
 }
 
 /// The device addresses that a launch is known to use.
@@ -542,10 +514,10 @@ impl KernelLaunch {
         self.arguments.len()
     }
 
-    /// Launches in the order of `stream`, as [`GpuBackend::launch`]. May be done again: the arguments stay.
+    /// Launches in the order of `stream`, as [`GpuKernels::launch`](crate::GpuKernels::launch). May be done again: the arguments stay.
     ///
     /// # Errors
-    /// As [`GpuBackend::launch`]; [`BadArgument`](crate::BadArgument) where the kernel's image says that it takes other arguments, in number
+    /// As [`GpuKernels::launch`](crate::GpuKernels::launch); [`BadArgument`](crate::BadArgument) where the kernel's image says that it takes other arguments, in number
     /// or size.
     ///
     /// # Safety

@@ -60,15 +60,17 @@
 mod backend;
 mod call;
 mod config;
+mod device;
 mod device_arch;
+mod diagnostics;
 pub mod error;
 mod event;
-mod face;
 mod fault_latch;
 mod gpu;
 mod graph;
 mod handle_tombstones;
 mod handles;
+mod kernels;
 mod launch;
 mod ledger_writer;
 mod live_addresses;
@@ -78,8 +80,10 @@ mod n_tile;
 mod op_cache;
 mod owners;
 mod parts;
+mod raw_handles;
 mod signature;
 mod stream;
+mod streams;
 mod sweep;
 mod timing;
 
@@ -92,10 +96,12 @@ pub mod tensormap;
 pub use backend::{BackendBuilder, MetraleCudaBackend};
 pub use config::{BackendConfig, ConfigError, DEBUG_SYNC_KERNELS, RECENT_EVENTS, TIME_KERNELS};
 pub use error::{
-    BadArgument, CallFailed, ContextLost, FeatureOff, LedgerConflict, NotBound, NotSupported, Remedy, remedy,
+    BadArgument, CallFailed, ContextLost, FeatureOff, LedgerConflict, NotSupported, Remedy, remedy,
 };
 pub use fault_latch::{FaultLatch, FaultReason};
-pub use gpu::{DevicePtr, GpuBackend, GraphHandle, KernelHandle};
+pub use gpu::{
+    GpuBackend, GpuCopies, GpuDevice, GpuDiagnostics, GpuGraphs, GpuKernels, GpuMemory, GpuStreams,
+};
 pub use graph::{
     CaptureGuard, Capturing, GraphFault, GraphInfo, GraphUpdate, NotCapturing, PinHolder, PinnedByGraph,
     StreamInUse,
@@ -122,6 +128,7 @@ pub use op_cache::Scratch;
 pub use owners::{Capture, DeviceBuffer, DeviceSlice, DeviceSliceMut, Event, Graph, SharedBackend, Stream};
 #[allow(unused_imports, unreachable_pub, reason = "what there is depends on the features")]
 pub use parts::*;
+pub use raw_handles::{DevicePtr, GraphHandle, KernelHandle};
 pub use stream::LEGACY_STREAM;
 pub use sweep::SweepIncomplete;
 pub use timing::{SpanHarvest, TimingSpan};

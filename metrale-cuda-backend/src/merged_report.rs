@@ -63,7 +63,7 @@ impl MergedReport {
         Self { ledgers, top_n: 10, min_mb: 0 }
     }
 
-    /// As [`GpuBackend::alloc_report`] takes them: up to `top_n` call sites of at least `min_mb` MiB each in the text.
+    /// As [`GpuDiagnostics::alloc_report`](crate::GpuDiagnostics::alloc_report) takes them: up to `top_n` call sites of at least `min_mb` MiB each in the text.
     #[must_use]
     pub fn showing(self, top_n: usize, min_mb: usize) -> Self {
         Self { top_n, min_mb, ..self }

@@ -9,7 +9,7 @@ use metrale_driver_sys::DriverFn;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
-use crate::gpu::{DevicePtr, KernelHandle};
+use crate::raw_handles::DevicePtr;
 
 /// What follows an entry's name.
 const SUFFIX: &str = "_n_tile";
@@ -33,12 +33,6 @@ pub struct NTileError {
 }
 
 impl MetraleCudaBackend {
-    /// See [`GpuBackend::n_tile`](crate::GpuBackend::n_tile).
-    #[must_use]
-    pub fn n_tile(&self, kernel: KernelHandle) -> Option<u32> {
-        self.kernels().n_tile(kernel.0)
-    }
-
     /// Reads the width that a kernel publishes, if it does. Works on a thread that is not bound.
     pub(crate) fn read_n_tile(&self, module: &str, function: &str) -> Result<Option<u32>> {
         // A driver that cannot look globals up has none to publish.

@@ -8,7 +8,7 @@
 //! ```
 //! Scratch is recorded as arena memory under the scope `op_cache/<op>`: the cache is its owner, so no sweep frees it.
 
-use core::any::{Any, TypeId};
+use core::any::TypeId;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::panic::Location;
@@ -23,9 +23,10 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
 use crate::error::BadArgument;
 use crate::fault_latch::noted;
-use crate::gpu::DevicePtr;
+use crate::gpu::OpHandle;
 use crate::graph::Reach;
 use crate::memory::{ArenaOwner, FREE_AFTER};
+use crate::raw_handles::DevicePtr;
 
 /// Sizes up to here are rounded up to what the driver allocates anyway.
 const GRANULARITY_BYTES: usize = 512;
@@ -51,13 +52,33 @@ struct Outgrown {
     is_idle: bool,
 }
 
-type Handle = Arc<dyn Any + Send + Sync>;
-
 /// One backend's cache.
 #[derive(Default)]
 pub(crate) struct OpCache {
-    handles: Mutex<HashMap<(TypeId, Box<str>), Handle>>,
+    handles: Mutex<HashMap<(TypeId, Box<str>), OpHandle>>,
     scratch: Mutex<Scratches>,
+}
+
+impl OpCache {
+    /// The handle of this name and type, made by `make` where there is none.
+    pub(crate) fn handle(
+        &self,
+        op: &str,
+        of_type: TypeId,
+        make: &mut dyn FnMut() -> Result<OpHandle>,
+    ) -> Result<OpHandle> {
+        let key = (of_type, Box::from(op));
+        let found = self.handles.lock().get(&key).cloned();
+        if let Some(handle) = found {
+            return Ok(handle);
+        }
+        // With no lock held: making one may take long, and may want another.
+        let made = make()?;
+        Ok(match self.handles.lock().entry(key) {
+            Entry::Occupied(first) => Arc::clone(first.get()),
+            Entry::Vacant(vacant) => Arc::clone(vacant.insert(made)),
+        })
+    }
 }
 
 #[derive(Default)]
@@ -68,69 +89,40 @@ struct Scratches {
 }
 
 impl MetraleCudaBackend {
-    /// The handle that an operation keeps, such as a library's; made by `make` where there is none of this name and type.
-    /// It lives as long as the backend, or until [`release_op_cache`](Self::release_op_cache).
-    ///
-    /// Two threads that ask at once may both make one; the first to finish is kept and given to both. `make` may use the
-    /// backend and this cache. A handle must not hold the backend itself, which would then never be dropped.
-    ///
-    /// # Errors
-    /// What `make` answers; nothing is then kept.
-    ///
-    /// ```
-    /// # use std::sync::Arc;
-    /// # use metrale_cuda_backend::MetraleCudaBackend;
-    /// # use metrale_driver_sim::{Profile, SimDriver};
-    /// # let backend = MetraleCudaBackend::builder().driver(Arc::new(SimDriver::new(Profile::h200()))).build()?;
-    /// struct Blas(u32);
-    /// let handle = backend.op_handle("gemm", || Ok(Blas(12)))?;
-    /// let again = backend.op_handle("gemm", || Ok(Blas(13)))?;
-    /// assert!(Arc::ptr_eq(&handle, &again) && again.0 == 12);
-    /// # Ok::<(), anyhow::Error>(())
-    /// ```
-    pub fn op_handle<T: Any + Send + Sync>(
-        &self,
-        op: &str,
-        make: impl FnOnce() -> Result<T>,
-    ) -> Result<Arc<T>> {
-        let key = (TypeId::of::<T>(), Box::from(op));
-        let found = self.op_cache().handles.lock().get(&key).cloned();
-        let handle = match found {
-            Some(handle) => handle,
-            None => {
-                // With no lock held: making one may take long, and may want another.
-                let made: Handle = Arc::new(make()?);
-                match self.op_cache().handles.lock().entry(key) {
-                    Entry::Occupied(first) => Arc::clone(first.get()),
-                    Entry::Vacant(vacant) => Arc::clone(vacant.insert(made)),
-                }
-            }
-        };
-        handle.downcast::<T>().map_err(|_| {
-            // The key holds the type.
-            BadArgument::new(format!("the handle of operation {op:?} is of another type")).into()
-        })
+    /// Drops the handles and outgrows all scratch memory.
+    pub(crate) fn empty_op_cache(&self) -> Result<usize> {
+        const WHAT: &str = "releasing scratch memory";
+        let _bound = self.bound(WHAT)?;
+        self.outside_capture(Reach::Thread, WHAT, FREE_AFTER)?;
+        for (_, stream) in self.op_cache().scratch.lock().present.keys() {
+            self.outside_capture(Reach::Stream(*stream), WHAT, FREE_AFTER)?;
+        }
+        let handles = core::mem::take(&mut *self.op_cache().handles.lock());
+        // With no lock held: a handle's drop may do anything.
+        drop(handles);
+        let mut scratches = self.op_cache().scratch.lock();
+        self.outgrow(&mut scratches, |_| true);
+        self.free_outgrown(&mut scratches);
+        Ok(scratches.outgrown.iter().map(|outgrown| outgrown.scratch.bytes).sum())
     }
 
-    /// Scratch memory of at least `bytes` bytes for an operation on a stream, kept for its next call and grown where that
-    /// asks for more. Not cleared.
-    ///
-    /// It is for work queued on `stream`, and good until the same operation asks for more on the same stream: the outgrown
-    /// buffer is freed once `stream` has passed what was queued on it by then. A graph that uses it keeps it, where the
-    /// launches in it have typed arguments. Two threads that use one stream for one operation share the buffer, and order
-    /// their use of it as they order the stream.
-    ///
-    /// Does not block where it fits; otherwise as [`alloc_arena`](crate::GpuBackend::alloc_arena), with the caller's line
-    /// and the scope `op_cache/<op>`. Nobody but the cache frees it: `free_arena` refuses it. During a capture only what is there already is given: call it once before with the
-    /// largest size.
-    ///
-    /// # Errors
-    /// As [`alloc_arena`](crate::GpuBackend::alloc_arena).
-    #[track_caller]
-    pub fn op_scratch(&self, op: &str, bytes: usize, stream: u64) -> Result<Scratch> {
-        let site = Location::caller();
+    /// Bytes in use, and bytes outgrown but not freed yet.
+    pub(crate) fn scratch_bytes(&self) -> (usize, usize) {
+        let scratches = self.op_cache().scratch.lock();
+        let outgrown = scratches.outgrown.iter().map(|outgrown| outgrown.scratch.bytes);
+        (scratches.present.values().map(|scratch| scratch.bytes).sum(), outgrown.sum())
+    }
+
+    /// The scratch memory of an operation on a stream, grown where it is too small.
+    pub(crate) fn scratch(
+        &self,
+        op: &str,
+        bytes: usize,
+        stream: u64,
+        site: &'static Location<'static>,
+    ) -> Result<Scratch> {
         const WHAT: &str = "asking for scratch memory";
-        self.bound(WHAT)?;
+        let _bound = self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
         let mut scratches = self.op_cache().scratch.lock();
         let key = (Box::from(op), stream);
@@ -159,36 +151,6 @@ impl MetraleCudaBackend {
             scratches.outgrown.push(Outgrown { scratch: old, event, is_idle: false });
         }
         Ok(larger)
-    }
-
-    /// Bytes of scratch memory that the cache holds: in use, and outgrown but not freed yet.
-    #[must_use]
-    pub fn op_scratch_bytes(&self) -> (usize, usize) {
-        let scratches = self.op_cache().scratch.lock();
-        let outgrown = scratches.outgrown.iter().map(|outgrown| outgrown.scratch.bytes);
-        (scratches.present.values().map(|scratch| scratch.bytes).sum(), outgrown.sum())
-    }
-
-    /// Drops all handles and gives all scratch memory back: each buffer as soon as its stream has passed what is queued on
-    /// it and no graph uses it any more, which is looked at now and at later calls. Returns the bytes that are
-    /// still held. Does not block. Refused on a thread that captures, and while a stream with scratch memory does.
-    ///
-    /// # Errors
-    /// As [`GpuBackend`](crate::GpuBackend) says; nothing is then released.
-    pub fn release_op_cache(&self) -> Result<usize> {
-        const WHAT: &str = "releasing scratch memory";
-        self.bound(WHAT)?;
-        self.outside_capture(Reach::Thread, WHAT, FREE_AFTER)?;
-        for (_, stream) in self.op_cache().scratch.lock().present.keys() {
-            self.outside_capture(Reach::Stream(*stream), WHAT, FREE_AFTER)?;
-        }
-        let handles = core::mem::take(&mut *self.op_cache().handles.lock());
-        // With no lock held: a handle's drop may do anything.
-        drop(handles);
-        let mut scratches = self.op_cache().scratch.lock();
-        self.outgrow(&mut scratches, |_| true);
-        self.free_outgrown(&mut scratches);
-        Ok(scratches.outgrown.iter().map(|outgrown| outgrown.scratch.bytes).sum())
     }
 
     /// Lets go of the scratch memory of a stream that is about to be destroyed.

@@ -138,9 +138,9 @@ impl Swept {
 }
 
 impl MetraleCudaBackend {
-    /// See [`GpuBackend::sweep_unreleased`](crate::GpuBackend::sweep_unreleased).
+    /// Frees all that the ledger has, and says how many allocations that were.
     #[track_caller]
-    pub fn sweep_unreleased(&self) -> Result<usize> {
+    pub(crate) fn sweep_ledger(&self) -> Result<usize> {
         const DOING: &str = "sweeping unreleased allocations";
         const ADVICE: &str = "sweep after the capture has ended";
         let sound = || self.latch().sound(|| DOING.to_owned());

@@ -121,37 +121,19 @@ fn are_timed() -> bool {
 }
 
 impl MetraleCudaBackend {
-    /// Begins a span on a stream: an event after what is queued there so far. Does not block. While spans are switched
-    /// off, as they are at first, it costs one relaxed load and times nothing; nor does it during a capture of the stream,
-    /// or without the feature `timing`.
-    ///
-    /// # Errors
-    /// As [`GpuBackend`](crate::GpuBackend) says.
-    ///
-    /// ```
-    /// # use std::sync::Arc;
-    /// # use metrale_cuda_backend::MetraleCudaBackend;
-    /// # use metrale_driver_sim::{Profile, SimDriver};
-    /// # let backend = MetraleCudaBackend::builder().driver(Arc::new(SimDriver::new(Profile::h200()))).build()?;
-    /// # let data = backend.alloc(1 << 20)?;
-    /// let spans = metrale_telemetry::run_metrics::process().spans();
-    /// spans.set_enabled(true);
-    /// let span = backend.span("clear", backend.stream())?;
-    /// backend.memset_async(data, 0, 1 << 20, backend.stream())?;
-    /// span.end()?;
-    /// // Later, as often as convenient: what has passed is read, nothing is waited for.
-    /// # backend.synchronize_stream(backend.stream())?;
-    /// assert_eq!(backend.harvest_spans()?.read, 1);
-    /// assert_eq!(&*spans.rows()[0].name, "clear");
-    /// # backend.free(data)?;
-    /// # Ok::<(), anyhow::Error>(())
-    /// ```
-    pub fn span(&self, name: impl Into<Arc<str>>, stream: u64) -> Result<TimingSpan<'_>> {
+    /// Adds the times of the spans that have passed to the sums.
+    pub(crate) fn read_spans(&self) -> Result<SpanHarvest> {
+        let _bound = self.bound("reading spans")?;
+        Ok(self.harvest(&mut self.timing().state.lock()))
+    }
+
+    /// Begins a span, where spans are switched on.
+    pub(crate) fn begin_span(&self, name: &str, stream: u64) -> Result<TimingSpan<'_>> {
         const WHAT: &str = "beginning a span";
         if !are_timed() {
             return Ok(TimingSpan { backend: self, name: name.into(), stream, start: 0 });
         }
-        self.bound(WHAT)?;
+        let _bound = self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
         // SAFETY: the stream is held.
         unsafe { self.span_on_held(name.into(), stream) }
@@ -170,16 +152,6 @@ impl MetraleCudaBackend {
             span.start = mark.doing(|| format!("beginning span {:?}", span.name))?;
         }
         Ok(span)
-    }
-
-    /// Adds the times of all spans that have passed to the sums in [`metrale_telemetry::run_metrics`]. Does not block:
-    /// asks for events and waits for none. Allowed during a capture, whose spans are not recorded.
-    ///
-    /// # Errors
-    /// As [`GpuBackend`](crate::GpuBackend) says.
-    pub fn harvest_spans(&self) -> Result<SpanHarvest> {
-        self.bound("reading spans")?;
-        Ok(self.harvest(&mut self.timing().state.lock()))
     }
 
     fn harvest(&self, state: &mut TimingState) -> SpanHarvest {
@@ -220,7 +192,7 @@ impl MetraleCudaBackend {
     /// The event that ends a span; `None` in a capture.
     fn mark_the_end(&self, name: &str, stream: u64) -> Result<Option<CUevent>> {
         const WHAT: &str = "ending a span";
-        self.bound(WHAT)?;
+        let _bound = self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
         // SAFETY: the stream is held.
         if unsafe { self.is_capturing_or_cannot_tell(stream) } {

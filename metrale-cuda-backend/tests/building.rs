@@ -147,7 +147,7 @@ fn the_facts_are_the_devices() {
     let backend = backend(Arc::new(SimDriver::new(Profile::gb10())));
     let facts = backend.facts();
     assert_eq!((facts.name.as_str(), facts.integrated, facts.total_bytes), ("NVIDIA GB10", true, 120 << 30));
-    assert_eq!((backend.ordinal(), GpuBackend::ordinal(&backend)), (0, 0));
+    assert_eq!((backend.ordinal(), (&backend as &dyn GpuBackend).ordinal()), (0, 0));
     assert_eq!(backend.memory_info().unwrap().total_bytes, facts.total_bytes);
 }
 

@@ -2,27 +2,20 @@
 //! Captures: beginning, ending with a graph, giving up.
 
 use std::panic::Location;
-use std::thread;
 
 use anyhow::{Error, Result};
 use metrale_driver_sys::{
-    CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_ILLEGAL_STATE,
-    CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, CUDA_ERROR_STREAM_CAPTURE_UNJOINED,
-    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, CUgraph, CUresult,
+    CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+    CUDA_ERROR_STREAM_CAPTURE_UNJOINED, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, CUgraph, CUresult,
     DriverError, SCALE, stream_capture_status,
 };
 use metrale_registry::is_teardown_noop;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{ask, failed};
-use crate::error::{BadArgument, FeatureOff, Remedy, remedy_of_status};
-use crate::gpu::{DevicePtr, GraphHandle};
+use crate::error::{BadArgument, Remedy, remedy_of_status};
 use crate::graph::captures::Capture;
-use crate::graph::gate::refusal;
-use crate::graph::guard::CaptureGuard;
-use crate::graph::refusal::{NotCapturing, StreamInUse};
-use crate::handles::is_the_drivers;
-use crate::parts::MAKES_GRAPHS;
+use crate::graph::refusal::NotCapturing;
 
 /// What the driver made of a capture: its template of a graph, which a drop destroys, and the pins of what was captured,
 /// which a drop releases unless they were passed on.
@@ -52,165 +45,6 @@ impl Drop for Recorded<'_> {
 }
 
 impl MetraleCudaBackend {
-    /// See [`GpuBackend::begin_capture`](crate::GpuBackend::begin_capture).
-    #[track_caller]
-    pub fn begin_capture(&self, stream: u64) -> Result<()> {
-        const WHAT: &str = "beginning a capture";
-        let site = Location::caller();
-        if !MAKES_GRAPHS {
-            return Err(FeatureOff { feature: "graph" }.into());
-        }
-        if is_the_drivers(stream) {
-            // The stream of each thread could, but waits for the legacy one: any blocking copy would break the capture.
-            return Err(BadArgument::new(format!(
-                "{WHAT} at {}: neither the legacy stream nor that of each thread is captured; use another stream, the \
-                 backend's own or one of create_stream",
-                metrale_ledger::file_line(site)
-            ))
-            .into());
-        }
-        self.bound(WHAT)?;
-        let held = self.hold_stream(stream, WHAT)?;
-        // Noted before the driver begins, so that calls on other threads that would break it are refused.
-        let id = self.graph_client().shared.with(|state| -> Result<u64> {
-            if let Some(earlier) = state.captures.on_stream(stream) {
-                const ADVICE: &str = "the stream takes part in a capture already; end that one first";
-                return Err(refusal(earlier, WHAT, ADVICE).into());
-            }
-            if state.is_borrowed_on(stream) {
-                return Err(StreamInUse { doing: WHAT, stream }.into());
-            }
-            // From here on it is not destroyed before the capture is over (`uncaptured`), unless it is about to be.
-            if !held.is_live() {
-                return Err(BadArgument::new(format!(
-                    "{WHAT} at {}: stream {stream:#x} is being destroyed on another thread",
-                    metrale_ledger::file_line(site)
-                ))
-                .into());
-            }
-            let id = state.next_id();
-            let by = (self.graph_client().owner, self.graph_client().device);
-            state.captures.open(id, by, stream, site, thread::current().id());
-            state.pins.open(id, site);
-            Ok(id)
-        })?;
-        // SAFETY: no memory is passed; the stream is held.
-        unsafe { ask!(self.driver(), cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED)) }
-            .map_err(|error| {
-                self.forget_capture(id);
-                let hint = match error.status {
-                    CUDA_ERROR_ILLEGAL_STATE => Some(
-                        "the stream captures already, begun outside this backend: end that capture, or give it up with \
-                         abort_capture_if_active"
-                            .to_owned(),
-                    ),
-                    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED => {
-                        Some("this stream cannot be captured; use another stream".to_owned())
-                    }
-                    _ => None,
-                };
-                failed(error, format!("{WHAT} on stream {stream:#x} at {}", metrale_ledger::file_line(site)), hint)
-            })
-    }
-
-    /// Begins a capture that is given up when the guard is dropped before its end, by an error or a panic.
-    ///
-    /// # Errors
-    /// As [`GpuBackend::begin_capture`](crate::GpuBackend::begin_capture).
-    #[track_caller]
-    pub fn capture(&self, stream: u64) -> Result<CaptureGuard<'_>> {
-        CaptureGuard::begin(self, stream)
-    }
-
-    /// See [`GpuBackend::end_capture`](crate::GpuBackend::end_capture).
-    pub fn end_capture(&self, stream: u64) -> Result<GraphHandle> {
-        self.finish_capture(stream, None)
-    }
-
-    /// See [`GpuBackend::end_capture_named`](crate::GpuBackend::end_capture_named).
-    pub fn end_capture_named(&self, stream: u64, name: &str) -> Result<GraphHandle> {
-        self.finish_capture(stream, Some(name))
-    }
-
-    /// See [`GpuBackend::abort_capture_if_active`](crate::GpuBackend::abort_capture_if_active).
-    pub fn abort_capture_if_active(&self, stream: u64) -> Result<bool> {
-        const WHAT: &str = "giving up a capture";
-        // One that was begun here is ended where it was begun, whichever of its streams is given.
-        let known = self
-            .graph_client()
-            .shared
-            .with(|state| state.captures.on_stream(stream).map(|capture| capture.origin));
-        let _current = match self.enter() {
-            Ok(current) => current,
-            // The context is gone, and its captures with it.
-            Err(error) if is_teardown_noop(error.status) => {
-                return Ok(self.forget_captures_on(known));
-            }
-            Err(error) => return Err(failed(error, WHAT.to_owned(), None)),
-        };
-        if let Some(origin) = known {
-            return match self.end_recording(origin, WHAT) {
-                Ok(recorded) => {
-                    drop(recorded);
-                    self.free_deferred();
-                    Ok(true)
-                }
-                // Whatever it says, the capture is over, which is all that was asked.
-                Err(_) if !self.captures(origin) => Ok(true),
-                Err(error) => Err(error),
-            };
-        }
-        let _held = self.hold_stream(stream, WHAT)?;
-        if !self.stream_is_capturing(stream) {
-            return Ok(false);
-        }
-        let mut template = 0;
-        // SAFETY: the result pointer is a local; the stream is held.
-        match unsafe { ask!(self.driver(), cuStreamEndCapture(stream, &mut template)) } {
-            Ok(()) => {
-                self.destroy_template(template);
-                Ok(true)
-            }
-            Err(error) => match error.status {
-                // No capture after all: its state could not be asked for.
-                CUDA_ERROR_ILLEGAL_STATE => Ok(false),
-                status if is_teardown_noop(status) => Ok(false),
-                status if ends_capture(status) => Ok(true),
-                _ => Err(failed(error, format!("{WHAT} on stream {stream:#x}"), None)),
-            },
-        }
-    }
-
-    /// See [`GpuBackend::stream_is_capturing`](crate::GpuBackend::stream_is_capturing).
-    #[must_use]
-    pub fn stream_is_capturing(&self, stream: u64) -> bool {
-        if SCALE {
-            return false;
-        }
-        let Ok(_held) = self.hold_stream(stream, "asking whether a stream captures") else { return true };
-        match self.enter() {
-            // SAFETY: the stream is held.
-            Ok(_current) => unsafe {
-                stream_capture_status(self.driver(), stream) != Ok(CU_STREAM_CAPTURE_STATUS_NONE)
-            },
-            Err(_) => true,
-        }
-    }
-
-    /// See [`GpuBackend::pin_in_capture`](crate::GpuBackend::pin_in_capture).
-    pub fn pin_in_capture(&self, stream: u64, ptr: DevicePtr) -> Result<()> {
-        const WHAT: &str = "pinning memory in a capture";
-        self.graph_client().shared.with(|state| {
-            let Some(id) = state.captures.on_stream(stream).map(|capture| capture.id) else {
-                return Err(NotCapturing { doing: WHAT, stream, part_of: None }.into());
-            };
-            if let Some(allocation) = self.pinnable(ptr, WHAT)? {
-                self.pin(&mut state.pins, id, allocation, ptr.0);
-            }
-            Ok(())
-        })
-    }
-
     /// Ends a capture in the driver. The context is current.
     ///
     /// Only where one was begun is the driver asked, and there the stream is alive: it is neither destroyed nor released
@@ -273,7 +107,7 @@ impl MetraleCudaBackend {
         })
     }
 
-    fn forget_captures_on(&self, origin: Option<u64>) -> bool {
+    pub(crate) fn forget_captures_on(&self, origin: Option<u64>) -> bool {
         let id = origin.and_then(|origin| {
             self.graph_client()
                 .shared
@@ -284,7 +118,7 @@ impl MetraleCudaBackend {
 }
 
 /// Whether a stream does not capture any more after an end that was answered so.
-const fn ends_capture(status: CUresult) -> bool {
+pub(crate) const fn ends_capture(status: CUresult) -> bool {
     matches!(
         status,
         CUDA_ERROR_STREAM_CAPTURE_INVALIDATED

@@ -9,36 +9,15 @@ use metrale_ledger::AllocKind;
 use metrale_registry::is_teardown_noop;
 
 use crate::backend::MetraleCudaBackend;
-use crate::call::{ask, failed};
-use crate::gpu::GraphHandle;
+use crate::call::ask;
 use crate::graph::captures::Reach;
 use crate::graph::pins::Pin;
 use crate::graph::shared::{Graph, GraphState};
 
 impl MetraleCudaBackend {
-    /// See [`GpuBackend::destroy_graph`](crate::GpuBackend::destroy_graph).
-    pub fn destroy_graph(&self, graph: GraphHandle) -> Result<()> {
-        const WHAT: &str = "destroying a graph";
-        let current = self.entered(WHAT)?;
-        let client = self.graph_client();
-        // Removed before the driver is asked, which may use the handle again at once.
-        let entry = client.shared.with(|shared| {
-            shared.graph(graph, client.device)?;
-            shared.remove_graph(graph, "destroyed before")
-        });
-        let entry = entry.ok_or_else(|| self.no_graph(graph, WHAT))?;
-        self.destroy_removed(&entry, current.is_some()).map_err(|error| {
-            let doing = format!("destroying graph {:?}", entry.name);
-            client.shared.with(|shared| shared.graphs.insert(graph.0, entry));
-            failed(error, doing, Some("it stays, and so does what it pins".to_owned()))
-        })?;
-        self.free_deferred();
-        Ok(())
-    }
-
     /// Destroys a graph that was removed from the table; `there` is false where its context is gone. Where the driver
     /// refuses, the graph is as alive as before.
-    fn destroy_removed(&self, graph: &Graph, there: bool) -> Result<(), DriverError> {
+    pub(crate) fn destroy_removed(&self, graph: &Graph, there: bool) -> Result<(), DriverError> {
         let mut state = graph.state.lock();
         let answer = if there { self.destroy_exec(graph) } else { Ok(()) };
         match answer {

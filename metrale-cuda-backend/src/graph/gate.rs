@@ -24,11 +24,11 @@ use parking_lot::MutexGuard;
 
 use crate::backend::MetraleCudaBackend;
 use crate::error::BadArgument;
-use crate::gpu::DevicePtr;
 use crate::graph::captures::{Capture, Reach, Wait, WaitFlaw};
 use crate::graph::pins::{Pin, Pins};
 use crate::graph::refusal::{Capturing, PinnedByGraph, StreamInUse};
 use crate::graph::shared::{BorrowedCopy, GraphClient, SharedState};
+use crate::raw_handles::DevicePtr;
 use crate::stream::is_legacy;
 
 /// Keeps anything new from being pinned while memory is removed from the ledger. Holds nothing where nothing could be.

@@ -5,8 +5,9 @@ use std::fmt;
 
 use anyhow::Result;
 
-use crate::gpu::{DevicePtr, GpuBackend, GraphHandle};
+use crate::gpu::GpuBackend;
 use crate::graph::update::GraphUpdate;
+use crate::raw_handles::{DevicePtr, GraphHandle};
 
 /// A capture in flight, given up when it is dropped before its end, be it by an early return or a panic. A stream left
 /// capturing would answer every later call with an error.
@@ -41,10 +42,10 @@ pub struct CaptureGuard<'backend> {
 }
 
 impl<'backend> CaptureGuard<'backend> {
-    /// Begins a capture of `stream`, as [`GpuBackend::begin_capture`].
+    /// Begins a capture of `stream`, as [`GpuGraphs::begin_capture`](crate::GpuGraphs::begin_capture).
     ///
     /// # Errors
-    /// As [`GpuBackend::begin_capture`].
+    /// As [`GpuGraphs::begin_capture`](crate::GpuGraphs::begin_capture).
     #[track_caller]
     pub fn begin(backend: &'backend dyn GpuBackend, stream: u64) -> Result<Self> {
         backend.begin_capture(stream)?;
@@ -57,38 +58,38 @@ impl<'backend> CaptureGuard<'backend> {
         self.stream
     }
 
-    /// Pins memory that the capture uses unseen, as [`GpuBackend::pin_in_capture`].
+    /// Pins memory that the capture uses unseen, as [`GpuGraphs::pin_in_capture`](crate::GpuGraphs::pin_in_capture).
     ///
     /// # Errors
-    /// As [`GpuBackend::pin_in_capture`].
+    /// As [`GpuGraphs::pin_in_capture`](crate::GpuGraphs::pin_in_capture).
     pub fn pin(&self, ptr: DevicePtr) -> Result<()> {
         self.backend.pin_in_capture(self.stream, ptr)
     }
 
-    /// Ends the capture with a graph, as [`GpuBackend::end_capture`].
+    /// Ends the capture with a graph, as [`GpuGraphs::end_capture`](crate::GpuGraphs::end_capture).
     ///
     /// # Errors
-    /// As [`GpuBackend::end_capture`]; the capture is over anyway.
+    /// As [`GpuGraphs::end_capture`](crate::GpuGraphs::end_capture); the capture is over anyway.
     pub fn end(mut self) -> Result<GraphHandle> {
         let graph = self.backend.end_capture(self.stream)?;
         self.open = false;
         Ok(graph)
     }
 
-    /// Ends the capture with a graph of this name, as [`GpuBackend::end_capture_named`].
+    /// Ends the capture with a graph of this name, as [`GpuGraphs::end_capture_named`](crate::GpuGraphs::end_capture_named).
     ///
     /// # Errors
-    /// As [`GpuBackend::end_capture_named`]; the capture is over anyway.
+    /// As [`GpuGraphs::end_capture_named`](crate::GpuGraphs::end_capture_named); the capture is over anyway.
     pub fn finish(mut self, name: &str) -> Result<GraphHandle> {
         let graph = self.backend.end_capture_named(self.stream, name)?;
         self.open = false;
         Ok(graph)
     }
 
-    /// Ends the capture and has `graph` do its work, as [`GpuBackend::update_graph`].
+    /// Ends the capture and has `graph` do its work, as [`GpuGraphs::update_graph`](crate::GpuGraphs::update_graph).
     ///
     /// # Errors
-    /// As [`GpuBackend::update_graph`]; the capture is over anyway.
+    /// As [`GpuGraphs::update_graph`](crate::GpuGraphs::update_graph); the capture is over anyway.
     pub fn update(mut self, graph: GraphHandle) -> Result<GraphUpdate> {
         let update = self.backend.update_graph(graph, self.stream)?;
         self.open = false;
@@ -98,7 +99,7 @@ impl<'backend> CaptureGuard<'backend> {
     /// Gives the capture up, as dropping does, and says how that went.
     ///
     /// # Errors
-    /// As [`GpuBackend::abort_capture_if_active`].
+    /// As [`GpuGraphs::abort_capture_if_active`](crate::GpuGraphs::abort_capture_if_active).
     pub fn abort(mut self) -> Result<()> {
         self.open = false;
         self.backend.abort_capture_if_active(self.stream).map(drop)

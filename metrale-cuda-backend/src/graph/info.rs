@@ -7,9 +7,7 @@ use std::sync::Arc;
 
 use metrale_ledger::{ByteSize, LiveAllocation};
 
-use crate::backend::MetraleCudaBackend;
-use crate::gpu::GraphHandle;
-use crate::memory::Cost;
+use crate::raw_handles::GraphHandle;
 
 /// What is known of an instantiated graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +28,7 @@ pub struct GraphInfo {
     /// What it is known to use, by address, and so keeps from being freed.
     pub pinned: Vec<LiveAllocation>,
     /// Launches whose arguments are unknown because they were untyped: what these use is pinned only where it was
-    /// [asked for](crate::GpuBackend::pin_graph).
+    /// [asked for](crate::GpuGraphs::pin_graph).
     pub opaque_launches: usize,
 }
 
@@ -55,46 +53,5 @@ impl fmt::Display for GraphInfo {
             write!(f, " and whatever {} untyped launches use", self.opaque_launches)?;
         }
         write!(f, ", captured at {}", metrale_ledger::file_line(self.captured_at))
-    }
-}
-
-impl MetraleCudaBackend {
-    /// See [`GpuBackend::graphs`](crate::GpuBackend::graphs).
-    #[must_use]
-    pub fn graphs(&self) -> Vec<GraphInfo> {
-        let owner = self.graph_client().owner;
-        let shared = &self.graph_client().shared;
-        let all: Vec<_> = shared
-            .with(|shared| shared.graphs.values().filter(|graph| graph.owner == owner).cloned().collect());
-        let mut infos: Vec<_> = all
-            .into_iter()
-            .map(|graph| {
-                let state = graph.state.lock();
-                let uses = shared.with(|shared| shared.pins.of(state.id).cloned());
-                let (pinned, opaque_launches) = uses.map_or((Vec::new(), 0), |uses| {
-                    (uses.memory.into_values().collect(), uses.opaque_launches)
-                });
-                let info = GraphInfo {
-                    name: Arc::clone(&graph.name),
-                    handle: graph.handle,
-                    captured_at: state.captured_at,
-                    nodes: state.nodes,
-                    bytes_measured: state.bytes_measured,
-                    pinned,
-                    opaque_launches,
-                };
-                (state.id, info)
-            })
-            .collect();
-        infos.sort_by_key(|&(id, _)| id);
-        infos.into_iter().map(|(_, info)| info).collect()
-    }
-
-    /// Bytes of device memory that all graphs of this backend together took when they were instantiated, as measured: the
-    /// term `graphs` of the [account](crate::GpuBackend::account). The driver keeps it when they are destroyed, so this
-    /// figure stays.
-    #[must_use]
-    pub fn graph_bytes_measured(&self) -> i64 {
-        self.costs().of(Cost::Graphs).bytes()
     }
 }

@@ -16,6 +16,7 @@ mod captures;
 mod destroy;
 mod exec;
 mod gate;
+mod gpu_graphs;
 mod guard;
 mod info;
 mod pins;
@@ -31,4 +32,4 @@ pub use update::GraphUpdate;
 
 pub(crate) use captures::Reach;
 pub(crate) use gate::{Submission, Unpinned, Uses, is_of_captures};
-pub(crate) use shared::GraphClient;
+pub(crate) use shared::{BorrowedCopy, GraphClient};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use metrale_ledger::{AllocKind, LiveAllocation};
 
-use crate::gpu::GraphHandle;
+use crate::raw_handles::GraphHandle;
 
 /// Which allocation, or part of an arena: its base address, among those of its sort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

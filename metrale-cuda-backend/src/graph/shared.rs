@@ -16,11 +16,11 @@ use metrale_registry::CudaHost;
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
-use crate::gpu::GraphHandle;
 use crate::graph::captures::{Capture, Captures, Reach};
 use crate::graph::pins::Pins;
 use crate::handle_tombstones::HandleTombstones;
 use crate::memory::FollowedRanges;
+use crate::raw_handles::GraphHandle;
 
 /// A graph that can be launched.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use metrale_driver_sys::CUgraphExecUpdateResult;
 /// What became of an update in place.
 ///
 /// On everything but [`Updated`](Self::Updated) the graph is as it was, launches as before, and keeps its memory pinned;
-/// the new capture is over. Capture again and [end](crate::GpuBackend::end_capture) that for a graph of its own.
+/// the new capture is over. Capture again and [end](crate::GpuGraphs::end_capture) that for a graph of its own.
 ///
 /// `node` is the place, in the order of capture, of the first node of the new capture that does not fit, where the driver
 /// named one.

@@ -4,7 +4,7 @@
 use anyhow::Result;
 use metrale_ledger::{ByteSize, Totals};
 
-use super::{Account, Cost, Quality, Term};
+use super::{Cost, Quality, Term};
 use crate::backend::MetraleCudaBackend;
 use crate::call::Doing;
 
@@ -12,15 +12,8 @@ use crate::call::Doing;
 const TRIES: usize = 4;
 
 impl MetraleCudaBackend {
-    /// See [`GpuBackend::account`](crate::GpuBackend::account).
-    pub fn account(&self) -> Result<Account> {
-        self.may_ask("making an account of the memory")?;
-        let (used_bytes, totals) = self.one_moment()?;
-        Ok(Account::close(used_bytes, self.terms(&totals))?)
-    }
-
     /// The driver's used bytes and the ledger's totals, of one moment if the other threads let it be one.
-    fn one_moment(&self) -> Result<(u64, Totals)> {
+    pub(crate) fn one_moment(&self) -> Result<(u64, Totals)> {
         let ask = || self.ask_memory_info().doing(|| "asking for the free memory".to_owned());
         let ledger = self.ledger_writer().ledger();
         let mut before = ledger.snapshot().totals;
@@ -35,7 +28,7 @@ impl MetraleCudaBackend {
         Ok((ask()?.used_bytes(), before))
     }
 
-    fn terms(&self, totals: &Totals) -> Vec<Term> {
+    pub(crate) fn terms(&self, totals: &Totals) -> Vec<Term> {
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         let counted =
             |count: u64, one: &str| if count == 1 { format!("1 {one}") } else { format!("{count} {one}s") };

@@ -16,12 +16,12 @@ use metrale_driver_sys::{CU_MEM_ATTACH_GLOBAL, CUDA_ERROR_OUT_OF_MEMORY, DriverE
 use metrale_ledger::{AllocKind, ByteSize, ForgetError, RecordMisuse, file_line};
 use metrale_registry::is_teardown_noop;
 
-use crate::backend::MetraleCudaBackend;
+use crate::backend::{Bound, MetraleCudaBackend};
 use crate::call::{ask, failed};
-use crate::error::{BadArgument, LedgerConflict, NotBound};
-use crate::gpu::DevicePtr;
+use crate::error::{BadArgument, LedgerConflict};
 use crate::graph::{Reach, Unpinned};
 use crate::memory::{ArenaOwner, OwnedMemory};
+use crate::raw_handles::DevicePtr;
 use crate::redzone::BandLayout;
 
 /// Why nothing is allocated in a capture.
@@ -50,12 +50,6 @@ pub struct FreeError {
 }
 
 impl MetraleCudaBackend {
-    /// See [`GpuBackend::alloc_managed`](crate::GpuBackend::alloc_managed).
-    #[track_caller]
-    pub fn alloc_managed(&self, bytes: usize) -> Result<DevicePtr> {
-        self.alloc_kind(bytes, AllocKind::Managed, Location::caller())
-    }
-
     /// Allocates memory of a kind and records it.
     pub(crate) fn alloc_kind(
         &self,
@@ -76,7 +70,7 @@ impl MetraleCudaBackend {
         // Every call of `alloc` counts, those that fail too: the same program gives the same indices.
         let plan = (kind == AllocKind::Device).then(|| self.zones().plan(bytes, site)).transpose();
         refuse_no_bytes(bytes, kind, site)?;
-        self.bound(ALLOCATING)?;
+        let _bound = self.bound(ALLOCATING)?;
         self.outside_capture(Reach::Thread, ALLOCATING, ALLOCATE_BEFORE)?;
         // What no address reaches with its bands is more than any device has.
         let Ok(plan) = plan else {
@@ -190,21 +184,23 @@ impl MetraleCudaBackend {
         if ptr.is_null() {
             return Ok(());
         }
-        self.may_free(kind)?;
+        let _bound = self.may_free(kind)?;
         let record = self.forget(ptr.0, kind, call, owner)?;
         self.free_forgotten(ptr, kind, record)
     }
 
     /// Refuses to free memory of this kind where that may not be done now on this thread.
     #[inline]
-    pub(crate) fn may_free(&self, kind: AllocKind) -> Result<()> {
-        if self.has_zones(kind) {
+    pub(crate) fn may_free(&self, kind: AllocKind) -> Result<Option<Bound<'_>>> {
+        let bound = if self.has_zones(kind) {
             // Bands are looked at in the context that is current.
-            self.bound_to_free(FREEING)?;
+            self.bound_to_free(FREEING)?
         } else {
             self.latch().sound(|| FREEING.to_owned())?;
-        }
-        Ok(self.outside_capture(Reach::Thread, FREEING, FREE_AFTER)?)
+            None
+        };
+        self.outside_capture(Reach::Thread, FREEING, FREE_AFTER)?;
+        Ok(bound)
     }
 
     /// Whether memory of this kind may have bands.
@@ -235,7 +231,7 @@ impl MetraleCudaBackend {
         self.settle_free(answer, ptr.0, record.as_ref(), || format!("freeing {ptr}"))
     }
 
-    /// What the driver's refusal to free means: perhaps no more than that this thread is not bound.
+    /// What the driver's refusal to free means: perhaps no more than that this thread is not bound. Then it is asked again.
     #[cold]
     pub(crate) fn not_freed(
         &self,
@@ -244,14 +240,10 @@ impl MetraleCudaBackend {
         record: Option<&metrale_ledger::AllocRecord>,
         doing: &'static str,
     ) -> Result<()> {
-        if !is_sticky(error.status)
-            && let Err(not_bound) = self.bound_to_free(doing)
-            && not_bound.is::<NotBound>()
-        {
-            self.ledger_writer().restore(ptr.0, record);
-            return Err(not_bound);
-        }
-        self.settle_free(Err(error), ptr.0, record, || format!("freeing {ptr}"))
+        let elsewhere = !is_sticky(error.status) && !self.is_current();
+        let bound = elsewhere.then(|| self.bound_to_free(doing).ok().flatten()).flatten();
+        let answer = if bound.is_some() { self.driver_free(ptr.0) } else { Err(error) };
+        self.settle_free(answer, ptr.0, record, || format!("freeing {ptr}"))
     }
 
     /// Removes an address from the ledger before the driver is asked: the driver may hand it to another thread at once.

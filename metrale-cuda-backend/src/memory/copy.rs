@@ -1,26 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Copies between host and device and inside the device.
-//!
-//! A blocking copy waits for the backend's own stream first, which the driver's synchronous calls know nothing of, and
-//! then for the legacy stream, since those calls may return before the device has the data (pageable sources are only
-//! staged by then, and a copy inside the device is only queued).
 
 use core::ffi::c_void;
 use core::fmt;
 
-use anyhow::{Error, Result};
-use metrale_driver_sys::DriverError;
+use anyhow::Result;
 use metrale_ledger::{AllocKind, AllocRecord, ByteSize, LiveAllocation, Whois};
-use metrale_telemetry::{Counter, Launch, LaunchArg, LaunchKind, run_metrics};
+use metrale_telemetry::{Counter, run_metrics};
 
 use crate::backend::MetraleCudaBackend;
-use crate::call::{Doing, ask, failed};
+use crate::call::{Doing, ask};
 use crate::error::BadArgument;
-use crate::gpu::DevicePtr;
-use crate::graph::{Capturing, Reach, Uses};
+use crate::graph::{Capturing, Reach};
 use crate::memory::Followed;
 use crate::memory::not_device::{FoundMemory, NotDeviceMemory};
-use crate::stream::{LEGACY_STREAM, count_sync};
+use crate::memory::transfer::Transfer;
+use crate::raw_handles::DevicePtr;
+use crate::stream::LEGACY_STREAM;
 
 /// Which end of a copy or fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,224 +78,40 @@ fn bytes_behind(record: &AllocRecord, offset: u64) -> u64 {
 }
 
 impl MetraleCudaBackend {
-    /// See [`GpuBackend::copy_h2d`](crate::GpuBackend::copy_h2d).
-    pub fn copy_h2d(&self, src: &[u8], dst: DevicePtr) -> Result<()> {
-        const WHAT: &str = "copying to the device";
-        if src.is_empty() {
-            return Ok(());
-        }
-        self.bound(WHAT)?;
-        self.may_block(WHAT)?;
-        let _there = self.within(WHAT, End::Destination, dst, src.len() as u64)?;
-        self.own_stream_done()?;
-        trace(LaunchKind::CopyH2d, WHAT, [LaunchArg::Pointer(dst.0), LaunchArg::U64(src.len() as u64)]);
-        // SAFETY: the source is a slice of that many bytes, consumed before the call returns; the destination is no host
-        // memory (`within`), and what else is wrong with it the driver answers.
-        unsafe { ask!(self.driver(), cuMemcpyHtoD_v2(dst.0, src.as_ptr().cast(), src.len())) }
-            .map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), src.len()))?;
-        self.legacy_stream_done(WHAT)
-    }
-
-    /// See [`GpuBackend::copy_d2h`](crate::GpuBackend::copy_d2h).
-    pub fn copy_d2h(&self, src: DevicePtr, dst: &mut [u8]) -> Result<()> {
-        const WHAT: &str = "copying to the host";
-        if dst.is_empty() {
-            return Ok(());
-        }
-        self.bound(WHAT)?;
-        self.may_block(WHAT)?;
-        let _there = self.within(WHAT, End::Source, src, dst.len() as u64)?;
-        self.own_stream_done()?;
-        trace(LaunchKind::CopyD2h, WHAT, [LaunchArg::Pointer(src.0), LaunchArg::U64(dst.len() as u64)]);
-        count_blocking_d2h(dst.len());
-        // SAFETY: the destination is a slice of that many bytes, filled before the call returns.
-        unsafe { ask!(self.driver(), cuMemcpyDtoH_v2(dst.as_mut_ptr().cast(), src.0, dst.len())) }
-            .map_err(|error| self.copy_failed(error, WHAT, Some(src), None, dst.len()))
-    }
-
-    /// See [`GpuBackend::copy_d2d`](crate::GpuBackend::copy_d2d).
-    pub fn copy_d2d(&self, src: DevicePtr, dst: DevicePtr, bytes: usize) -> Result<()> {
-        const WHAT: &str = "copying inside the device";
-        if bytes == 0 {
-            return Ok(());
-        }
-        self.bound(WHAT)?;
-        self.may_block(WHAT)?;
-        let _there = (
-            self.within(WHAT, End::Source, src, bytes as u64)?,
-            self.within(WHAT, End::Destination, dst, bytes as u64)?,
-        );
-        self.own_stream_done()?;
-        trace(
-            LaunchKind::CopyD2d,
-            WHAT,
-            [src.0, dst.0].map(LaunchArg::Pointer).into_iter().chain([LaunchArg::U64(bytes as u64)]),
-        );
-        // SAFETY: neither end is host memory (`within`), and what else is wrong with them the driver answers.
-        unsafe { ask!(self.driver(), cuMemcpyDtoD_v2(dst.0, src.0, bytes)) }
-            .map_err(|error| self.copy_failed(error, WHAT, Some(src), Some(dst), bytes))?;
-        self.legacy_stream_done(WHAT)
-    }
-
-    /// See [`GpuBackend::copy_h2d_async`](crate::GpuBackend::copy_h2d_async).
-    pub fn copy_h2d_async(&self, src: &[u8], dst: DevicePtr, stream: u64) -> Result<()> {
-        const WHAT: &str = "copying to the device";
-        if src.is_empty() {
-            return Ok(());
-        }
-        self.bound(WHAT)?;
-        let _held = self.hold_stream(stream, WHAT)?;
-        const ADVICE: &str = "the graph would read the source at every replay, when it may be gone: use \
-                              copy_h2d_async_retained and keep the source";
-        let _borrow = self.borrow_on(stream, WHAT, ADVICE)?;
-        self.not_beside_capture(stream, WHAT)?;
-        let there = self.within(WHAT, End::Destination, dst, src.len() as u64)?;
-        // Asked first: once the copy is queued there must be no way out that leaves the source unguarded.
-        let wait = self.is_read_late(src)?;
-        // SAFETY: the source is a slice of that many bytes; where the device reads it late, the wait below keeps it
-        // borrowed until it has been read, and otherwise the driver has staged it at the return. The destination is no host memory
-        // (`there`), and the stream is held.
-        let queued = unsafe { self.queue_h2d(src.as_ptr(), src.len(), dst, stream) };
-        drop(there);
-        if wait {
-            count_sync();
-            // Also after a refusal, which may have come when part of the source was already queued.
-            // SAFETY: the stream is held.
-            let waited = unsafe { self.wait_until_at_rest(stream, dst.0) };
-            queued.and(waited)
-        } else {
-            queued
-        }
-    }
-
-    /// See [`GpuBackend::copy_h2d_async_retained`](crate::GpuBackend::copy_h2d_async_retained).
+    /// Queues a copy to the device, whose destination is checked.
     ///
     /// # Safety
-    /// As there.
-    pub unsafe fn copy_h2d_async_retained(
+    /// As for [`copy_h2d_async_retained`](crate::GpuCopies::copy_h2d_async_retained), and the stream stays alive over the call.
+    pub(crate) unsafe fn queue_h2d(
         &self,
+        copy: &Transfer,
         src: *const u8,
-        bytes: usize,
         dst: DevicePtr,
         stream: u64,
     ) -> Result<()> {
-        const WHAT: &str = "copying to the device";
-        if bytes == 0 {
-            return Ok(());
-        }
-        self.bound(WHAT)?;
-        let _held = self.hold_stream(stream, WHAT)?;
-        self.not_beside_capture(stream, WHAT)?;
-        let _there = self.within(WHAT, End::Destination, dst, bytes as u64)?;
-        // SAFETY: the caller's promise; the stream is held.
-        unsafe { self.queue_h2d(src, bytes, dst, stream) }
-    }
-
-    /// Queues a copy to the device.
-    ///
-    /// # Safety
-    /// As for [`copy_h2d_async_retained`](Self::copy_h2d_async_retained), and the stream stays alive over the call.
-    unsafe fn queue_h2d(&self, src: *const u8, bytes: usize, dst: DevicePtr, stream: u64) -> Result<()> {
-        const WHAT: &str = "queueing a copy to the device";
-        trace(LaunchKind::CopyH2d, WHAT, [LaunchArg::Pointer(dst.0), LaunchArg::U64(bytes as u64)]);
-        let uses = Uses::Ends { device: [Some(dst.0), None], host: Some(src.addr() as u64) };
-        let submission = self.submission(stream, WHAT, uses)?;
+        let from = src.cast::<c_void>();
         // SAFETY: the caller's promise.
-        let answer =
-            unsafe { ask!(self.driver(), cuMemcpyHtoDAsync_v2(dst.0, src.cast::<c_void>(), bytes, stream)) };
-        submission.answered(answer);
-        answer.map_err(|error| self.copy_failed(error, WHAT, None, Some(dst), bytes))
+        let call = || unsafe { ask!(self.driver(), cuMemcpyHtoDAsync_v2(dst.0, from, copy.bytes, stream)) };
+        // SAFETY: the caller's promise.
+        unsafe { self.queue_transfer(copy, stream, Some(src.addr() as u64), None, call) }
     }
 
-    /// See [`GpuBackend::copy_d2h_on_stream`](crate::GpuBackend::copy_d2h_on_stream).
-    pub fn copy_d2h_on_stream(&self, src: DevicePtr, dst: &mut [u8], stream: u64) -> Result<()> {
-        const WHAT: &str = "copying to the host";
-        if dst.is_empty() {
-            return Ok(());
-        }
-        self.bound(WHAT)?;
-        let _held = self.hold_stream(stream, WHAT)?;
-        const ADVICE: &str =
-            "it waits for the stream; use copy_d2h_async_retained, and read after a launch of the graph";
-        // Over the wait too: one that a capture fails would leave the copy under way.
-        let _borrow = self.borrow_on(stream, WHAT, ADVICE)?;
-        self.not_beside_capture(stream, WHAT)?;
-        let there = self.within(WHAT, End::Source, src, dst.len() as u64)?;
-        count_blocking_d2h(dst.len());
-        // SAFETY: the destination is a slice of that many bytes, and stays borrowed over the wait below; the stream is held.
-        let queued = unsafe { self.queue_d2h(src, dst.as_mut_ptr(), dst.len(), stream) };
-        drop(there);
-        count_sync();
-        // Also after a refusal, which may have come when part of the copy was already queued.
-        // SAFETY: the stream is held.
-        let waited = unsafe { self.wait_until_at_rest(stream, src.0) };
-        queued.and(waited)
-    }
-
-    /// See [`GpuBackend::copy_d2h_async_retained`](crate::GpuBackend::copy_d2h_async_retained).
+    /// Queues a copy to the host, whose source is checked.
     ///
     /// # Safety
-    /// As there.
-    pub unsafe fn copy_d2h_async_retained(
+    /// As for [`copy_d2h_async_retained`](crate::GpuCopies::copy_d2h_async_retained), and the stream stays alive over the call.
+    pub(crate) unsafe fn queue_d2h(
         &self,
+        copy: &Transfer,
         src: DevicePtr,
         dst: *mut u8,
-        bytes: usize,
         stream: u64,
     ) -> Result<()> {
-        const WHAT: &str = "copying to the host";
-        if bytes == 0 {
-            return Ok(());
-        }
-        self.bound(WHAT)?;
-        let _held = self.hold_stream(stream, WHAT)?;
-        self.not_beside_capture(stream, WHAT)?;
-        let _there = self.within(WHAT, End::Source, src, bytes as u64)?;
-        // SAFETY: the caller's promise; the stream is held.
-        unsafe { self.queue_d2h(src, dst, bytes, stream) }
-    }
-
-    /// Queues a copy to the host.
-    ///
-    /// # Safety
-    /// As for [`copy_d2h_async_retained`](Self::copy_d2h_async_retained), and the stream stays alive over the call.
-    unsafe fn queue_d2h(&self, src: DevicePtr, dst: *mut u8, bytes: usize, stream: u64) -> Result<()> {
-        const WHAT: &str = "queueing a copy to the host";
-        trace(LaunchKind::CopyD2h, WHAT, [LaunchArg::Pointer(src.0), LaunchArg::U64(bytes as u64)]);
-        let uses = Uses::Ends { device: [Some(src.0), None], host: Some(dst.addr() as u64) };
-        let submission = self.submission(stream, WHAT, uses)?;
+        let to = dst.cast::<c_void>();
         // SAFETY: the caller's promise.
-        let answer =
-            unsafe { ask!(self.driver(), cuMemcpyDtoHAsync_v2(dst.cast::<c_void>(), src.0, bytes, stream)) };
-        submission.answered(answer);
-        answer.map_err(|error| self.copy_failed(error, WHAT, Some(src), None, bytes))
-    }
-
-    /// See [`GpuBackend::copy_d2d_async`](crate::GpuBackend::copy_d2d_async).
-    pub fn copy_d2d_async(&self, src: DevicePtr, dst: DevicePtr, bytes: usize, stream: u64) -> Result<()> {
-        const WHAT: &str = "queueing a copy inside the device";
-        if bytes == 0 {
-            return Ok(());
-        }
-        self.bound(WHAT)?;
-        let _held = self.hold_stream(stream, WHAT)?;
-        self.not_beside_capture(stream, WHAT)?;
-        let _there = (
-            self.within(WHAT, End::Source, src, bytes as u64)?,
-            self.within(WHAT, End::Destination, dst, bytes as u64)?,
-        );
-        trace(
-            LaunchKind::CopyD2d,
-            WHAT,
-            [src.0, dst.0].map(LaunchArg::Pointer).into_iter().chain([LaunchArg::U64(bytes as u64)]),
-        );
-        let submission =
-            self.submission(stream, WHAT, Uses::Ends { device: [Some(src.0), Some(dst.0)], host: None })?;
-        // SAFETY: neither end is host memory (`within`), and what else is wrong with them the driver answers; the stream is
-        // held.
-        let answer = unsafe { ask!(self.driver(), cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes, stream)) };
-        submission.answered(answer);
-        answer.map_err(|error| self.copy_failed(error, WHAT, Some(src), Some(dst), bytes))
+        let call = || unsafe { ask!(self.driver(), cuMemcpyDtoHAsync_v2(to, src.0, copy.bytes, stream)) };
+        // SAFETY: the caller's promise.
+        unsafe { self.queue_transfer(copy, stream, Some(dst.addr() as u64), None, call) }
     }
 
     /// Refuses an end that begins in an allocation the ledger knows and would leave it, and one that is, or could be, host
@@ -379,7 +191,7 @@ impl MetraleCudaBackend {
     ///
     /// Memory the driver knows (pinned, registered, managed) is read by the device itself. Anything else is pageable and
     /// staged by the driver, unless the device reads pageable memory, which integrated ones do.
-    fn is_read_late(&self, src: &[u8]) -> Result<bool> {
+    pub(crate) fn is_read_late(&self, src: &[u8]) -> Result<bool> {
         if self.reads_pageable_memory() {
             return Ok(true);
         }
@@ -396,42 +208,10 @@ impl MetraleCudaBackend {
         }
         Ok(false)
     }
-
-    /// The error for a copy or fill the driver refused, with what the ledger knows of its ends.
-    pub(crate) fn copy_failed(
-        &self,
-        error: DriverError,
-        doing: &'static str,
-        src: Option<DevicePtr>,
-        dst: Option<DevicePtr>,
-        bytes: usize,
-    ) -> Error {
-        let mut text = format!("{doing}, {}", ByteSize::of(bytes));
-        let mut hints = Vec::new();
-        for (end, ptr) in [(End::Source, src), (End::Destination, dst)] {
-            let Some(ptr) = ptr else { continue };
-            text.push_str(match end {
-                End::Source => " from ",
-                End::Destination => " to ",
-            });
-            text.push_str(&ptr.to_string());
-            // A range that is live and large enough explains nothing; the advice for the status may.
-            match self.ledger_writer().whois(ptr.0) {
-                Whois::Live { .. } => {}
-                whois => hints.push(format!("the {end} is {whois}")),
-            }
-        }
-        failed(error, text, (!hints.is_empty()).then(|| hints.join("; ")))
-    }
-}
-
-/// Notes a copy or fill in the launch trace, where that is on.
-pub(crate) fn trace(kind: LaunchKind, name: &'static str, args: impl IntoIterator<Item = LaunchArg>) {
-    run_metrics::process().trace().record(|| Launch::new(kind, name).args(args));
 }
 
 /// Counts a copy that makes the host wait for the device.
-fn count_blocking_d2h(bytes: usize) {
+pub(crate) fn count_blocking_d2h(bytes: usize) {
     let counters = run_metrics::process().counters();
     counters.count(Counter::BlockingD2hCopies);
     counters.add(Counter::BlockingD2hBytes, bytes as u64);

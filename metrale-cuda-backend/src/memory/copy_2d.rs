@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Pitched 2-D copies: a rectangle of rows that lie apart.
 
-use anyhow::Result;
 use metrale_driver_sys::{CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST, CUDA_MEMCPY2D};
-use metrale_telemetry::{LaunchArg, LaunchKind};
+use metrale_telemetry::LaunchKind;
 
-use crate::backend::MetraleCudaBackend;
-use crate::call::ask;
 use crate::error::BadArgument;
-use crate::gpu::DevicePtr;
-use crate::graph::Uses;
-use crate::memory::copy::{End, trace};
+use crate::memory::copy::End;
+use crate::memory::transfer::Transfer;
+use crate::raw_handles::DevicePtr;
 
 /// One side of a pitched copy: where its first row begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,104 +80,72 @@ impl Copy2d {
             ))
         })
     }
-}
 
-impl MetraleCudaBackend {
-    /// See [`GpuBackend::copy_2d_async`](crate::GpuBackend::copy_2d_async).
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn copy_2d_async(&self, copy: &Copy2d, stream: u64) -> Result<()> {
-        const WHAT: &str = "queueing a 2-D copy";
-        if copy.rows == 0 || copy.width_bytes == 0 {
-            return Ok(());
-        }
-        self.bound(WHAT)?;
-        let _held = self.hold_stream(stream, WHAT)?;
-        self.not_beside_capture(stream, WHAT)?;
-        let checked = |end, side| {
-            let span = copy.span_bytes(end)?;
-            match side {
-                Side::Device(ptr) => self.within(WHAT, end, ptr, span).map(Some),
-                Side::Host(_) => Ok(None),
-            }
+    /// The copy by its sides on the device. Of two on the host the driver is the judge.
+    pub(crate) fn transfer(&self) -> Transfer {
+        let device = |side| match side {
+            Side::Device(ptr) => Some(ptr),
+            Side::Host(_) => None,
         };
-        let _there = (checked(End::Source, copy.src)?, checked(End::Destination, copy.dst)?);
-        trace(
-            kind(copy),
-            WHAT,
-            [copy.width_bytes, copy.rows, copy.src_pitch_bytes, copy.dst_pitch_bytes]
-                .map(|n| LaunchArg::U64(n as u64)),
-        );
-        let raw = raw(copy);
-        let submission = self.submission(stream, WHAT, uses(copy))?;
-        // SAFETY: the description is a local that the driver reads before it returns; of the host memory it speaks of, the
-        // caller has promised that it is valid until the stream has passed the copy; the stream is held.
-        let answer = unsafe { ask!(self.driver(), cuMemcpy2DAsync_v2(&raw const raw, stream)) };
-        submission.answered(answer);
-        answer.map_err(|error| {
-            let device = |side| match side {
-                Side::Device(ptr) => Some(ptr),
-                Side::Host(_) => None,
-            };
-            let bytes = copy.width_bytes.saturating_mul(copy.rows);
-            self.copy_failed(error, WHAT, device(copy.src), device(copy.dst), bytes)
+        Transfer {
+            kind: match (self.src, self.dst) {
+                (Side::Host(_), _) => LaunchKind::CopyH2d,
+                (Side::Device(_), Side::Host(_)) => LaunchKind::CopyD2h,
+                (Side::Device(_), Side::Device(_)) => LaunchKind::CopyD2d,
+            },
+            what: "queueing a 2-D copy",
+            src: device(self.src),
+            dst: device(self.dst),
+            bytes: self.width_bytes.saturating_mul(self.rows),
+        }
+    }
+
+    /// Bytes that each side spans.
+    pub(crate) fn spans(&self) -> Result<[u64; 2], BadArgument> {
+        Ok([self.span_bytes(End::Source)?, self.span_bytes(End::Destination)?])
+    }
+
+    /// The side in host memory.
+    pub(crate) fn host(&self) -> Option<u64> {
+        [self.src, self.dst].into_iter().find_map(|side| match side {
+            Side::Host(ptr) => Some(ptr.addr() as u64),
+            Side::Device(_) => None,
         })
     }
-}
 
-/// The sides on the device, and that on the host. Of two on the host the driver is the judge; neither is anybody's to free here.
-fn uses(copy: &Copy2d) -> Uses<'static> {
-    let device = |side| match side {
-        Side::Device(ptr) => Some(ptr.0),
-        Side::Host(_) => None,
-    };
-    let host = |side| match side {
-        Side::Host(ptr) => Some(ptr.addr() as u64),
-        Side::Device(_) => None,
-    };
-    let sides = [copy.src, copy.dst];
-    Uses::Ends { device: sides.map(device), host: sides.into_iter().find_map(host) }
-}
-
-fn kind(copy: &Copy2d) -> LaunchKind {
-    match (copy.src, copy.dst) {
-        (Side::Host(_), _) => LaunchKind::CopyH2d,
-        (Side::Device(_), Side::Host(_)) => LaunchKind::CopyD2h,
-        (Side::Device(_), Side::Device(_)) => LaunchKind::CopyD2d,
+    /// The driver's form of the self.
+    pub(crate) fn raw(&self) -> CUDA_MEMCPY2D {
+        let mut raw = CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: CU_MEMORYTYPE_DEVICE,
+            srcHost: core::ptr::null(),
+            srcDevice: 0,
+            srcArray: 0,
+            // The driver wants a pitch no shorter than the row even where there is one row only.
+            srcPitch: self.src_pitch_bytes.max(self.width_bytes),
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: CU_MEMORYTYPE_DEVICE,
+            dstHost: core::ptr::null_mut(),
+            dstDevice: 0,
+            dstArray: 0,
+            dstPitch: self.dst_pitch_bytes.max(self.width_bytes),
+            WidthInBytes: self.width_bytes,
+            Height: self.rows,
+        };
+        match self.src {
+            Side::Device(ptr) => raw.srcDevice = ptr.0,
+            Side::Host(ptr) => {
+                (raw.srcMemoryType, raw.srcHost) = (CU_MEMORYTYPE_HOST, ptr.cast_const().cast())
+            }
+        }
+        match self.dst {
+            Side::Device(ptr) => raw.dstDevice = ptr.0,
+            Side::Host(ptr) => (raw.dstMemoryType, raw.dstHost) = (CU_MEMORYTYPE_HOST, ptr.cast()),
+        }
+        raw
     }
-}
-
-/// The driver's form of the copy.
-fn raw(copy: &Copy2d) -> CUDA_MEMCPY2D {
-    let mut raw = CUDA_MEMCPY2D {
-        srcXInBytes: 0,
-        srcY: 0,
-        srcMemoryType: CU_MEMORYTYPE_DEVICE,
-        srcHost: core::ptr::null(),
-        srcDevice: 0,
-        srcArray: 0,
-        // The driver wants a pitch no shorter than the row even where there is one row only.
-        srcPitch: copy.src_pitch_bytes.max(copy.width_bytes),
-        dstXInBytes: 0,
-        dstY: 0,
-        dstMemoryType: CU_MEMORYTYPE_DEVICE,
-        dstHost: core::ptr::null_mut(),
-        dstDevice: 0,
-        dstArray: 0,
-        dstPitch: copy.dst_pitch_bytes.max(copy.width_bytes),
-        WidthInBytes: copy.width_bytes,
-        Height: copy.rows,
-    };
-    match copy.src {
-        Side::Device(ptr) => raw.srcDevice = ptr.0,
-        Side::Host(ptr) => (raw.srcMemoryType, raw.srcHost) = (CU_MEMORYTYPE_HOST, ptr.cast_const().cast()),
-    }
-    match copy.dst {
-        Side::Device(ptr) => raw.dstDevice = ptr.0,
-        Side::Host(ptr) => (raw.dstMemoryType, raw.dstHost) = (CU_MEMORYTYPE_HOST, ptr.cast()),
-    }
-    raw
 }
 
 #[cfg(test)]

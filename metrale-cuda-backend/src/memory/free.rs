@@ -114,43 +114,8 @@ pub(crate) fn read_meminfo(path: Option<&Path>) -> Result<MemInfo, MemInfoError>
 }
 
 impl MetraleCudaBackend {
-    /// See [`GpuBackend::free_memory`](crate::GpuBackend::free_memory).
-    pub fn free_memory(&self) -> Result<u64> {
-        self.may_ask("asking for the free memory")?;
-        Ok(self.ask_effective(None)?.bytes)
-    }
-
-    /// See [`GpuBackend::device_free_memory`](crate::GpuBackend::device_free_memory).
-    pub fn device_free_memory(&self) -> Result<u64> {
-        Ok(self.memory_info()?.free_bytes)
-    }
-
-    /// See [`GpuBackend::total_memory`](crate::GpuBackend::total_memory).
-    #[must_use]
-    pub fn total_memory(&self) -> u64 {
-        self.total_bytes()
-    }
-
-    /// See [`GpuBackend::effective_free`](crate::GpuBackend::effective_free).
-    pub fn effective_free(&self) -> Result<EffectiveFree> {
-        self.may_ask("asking for the free memory")?;
-        self.ask_effective(self.cgroup_limit())
-    }
-
-    /// The effective figure, with a limit to be shown; the thread is known to be bound.
-    fn ask_effective(&self, cgroup_limit: Option<CgroupLimit>) -> Result<EffectiveFree> {
-        let answer = self.ask_memory_info();
-        // On an integrated GPU the host knows where the driver does not answer.
-        let free = self.free_facts().effective(answer.ok().map(|info| info.free_bytes), cgroup_limit);
-        match (free, answer) {
-            (Err(_), Err(error)) => Err(error).doing(|| "asking for the free memory".to_owned()),
-            (free, _) => Ok(free?),
-        }
-    }
-
-    /// See [`GpuBackend::poll_free_memory`](crate::GpuBackend::poll_free_memory).
-    pub fn poll_free_memory(&self) -> Result<PolledFree> {
-        self.may_ask("polling the free memory")?;
+    /// The effective free memory, asked for seldom and corrected by the ledger in between.
+    pub(crate) fn poll_effective(&self) -> Result<PolledFree> {
         let ledger = self.ledger_writer().ledger();
         let resident = || ledger.resident_bytes().saturating_add(ledger.arena_resident_bytes()) as u64;
         let mut refused = None;
@@ -175,6 +140,17 @@ impl MetraleCudaBackend {
             (Some(polled), _) => Ok(polled),
             (None, Some(error)) => Err(error.context("polling the free memory")),
             (None, None) => Err(super::FreeUnknown { integrated: Some(self.facts().integrated) }.into()),
+        }
+    }
+
+    /// The effective figure, with a limit to be shown; the thread is known to be bound.
+    pub(crate) fn ask_effective(&self, cgroup_limit: Option<CgroupLimit>) -> Result<EffectiveFree> {
+        let answer = self.ask_memory_info();
+        // On an integrated GPU the host knows where the driver does not answer.
+        let free = self.free_facts().effective(answer.ok().map(|info| info.free_bytes), cgroup_limit);
+        match (free, answer) {
+            (Err(_), Err(error)) => Err(error).doing(|| "asking for the free memory".to_owned()),
+            (free, _) => Ok(free?),
         }
     }
 

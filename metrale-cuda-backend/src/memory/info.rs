@@ -7,8 +7,7 @@ use anyhow::Result;
 use metrale_driver_sys::DriverError;
 use metrale_ledger::ByteSize;
 
-use crate::backend::MetraleCudaBackend;
-use crate::call::Doing;
+use crate::backend::{Bound, MetraleCudaBackend};
 use crate::graph::Reach;
 
 /// The driver's figures at one moment, for the whole device: every process counts.
@@ -35,17 +34,13 @@ impl fmt::Display for MemoryInfo {
 }
 
 impl MetraleCudaBackend {
-    /// See [`GpuBackend::memory_info`](crate::GpuBackend::memory_info).
-    pub fn memory_info(&self) -> Result<MemoryInfo> {
-        self.may_ask("asking for the free memory")?;
-        self.ask_memory_info().doing(|| "asking for the free memory".to_owned())
-    }
-
-    /// Whether the caller may have the driver asked for its figures: on a bound thread that does not capture.
-    pub(crate) fn may_ask(&self, doing: &'static str) -> Result<()> {
+    /// Refuses to have the driver asked for its figures on a thread that captures. The context is current until the answer is
+    /// dropped.
+    pub(crate) fn may_ask(&self, doing: &'static str) -> Result<Bound<'_>> {
         const ADVICE: &str = "ask before the capture begins, or on another thread";
-        self.bound(doing)?;
-        Ok(self.outside_capture(Reach::Thread, doing, ADVICE)?)
+        let bound = self.bound(doing)?;
+        self.outside_capture(Reach::Thread, doing, ADVICE)?;
+        Ok(bound)
     }
 
     /// The driver's figures; the thread is known to be bound.

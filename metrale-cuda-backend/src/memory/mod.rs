@@ -3,16 +3,16 @@
 
 mod accounting;
 mod alloc;
-mod arena;
 mod at_rest;
 mod copy;
 mod copy_2d;
 mod cost;
 mod followed;
 mod free;
+mod gpu_copies;
+mod gpu_memory;
 mod host_limit;
 mod info;
-mod memset;
 mod not_device;
 mod oom_watchdog;
 mod out_of_memory;
@@ -23,6 +23,7 @@ mod peer;
 mod pinned;
 mod pinned_table;
 mod small;
+mod transfer;
 mod upload;
 
 // Decisions that need no driver.

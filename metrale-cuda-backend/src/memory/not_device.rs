@@ -15,8 +15,8 @@ use metrale_ledger::{LiveAllocation, Whois};
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
-use crate::gpu::DevicePtr;
 use crate::memory::copy::End;
+use crate::raw_handles::DevicePtr;
 
 /// A copy or fill whose device side is host memory, or memory that could be. The driver was not asked to do it.
 ///

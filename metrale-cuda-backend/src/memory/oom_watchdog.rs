@@ -35,7 +35,7 @@ impl BackendBuilder {
     /// On an integrated GPU it reads the host's figure at once. On any GPU it asks the driver as soon as the process has a
     /// backend, or another user of the device's [`CudaHost`]; until then a discrete GPU gives no reading, which changes
     /// nothing. What it prints when it fires has no report of call sites: start it through
-    /// [`GpuBackend::spawn_oom_watchdog`](crate::GpuBackend::spawn_oom_watchdog) for one.
+    /// [`GpuDiagnostics::spawn_oom_watchdog`](crate::GpuDiagnostics::spawn_oom_watchdog) for one.
     ///
     /// # Errors
     /// [`HostError`](crate::HostError) without a driver that starts, or without such a device;
@@ -63,22 +63,7 @@ impl BackendBuilder {
 }
 
 impl MetraleCudaBackend {
-    /// See [`GpuBackend::spawn_oom_watchdog`](crate::GpuBackend::spawn_oom_watchdog).
-    pub fn spawn_oom_watchdog(&self, threshold_mb: u64, interval: Duration) -> Result<WatchdogThread> {
-        self.watch(threshold_mb, interval, None)
-    }
-
-    /// See [`GpuBackend::spawn_oom_watchdog_with`](crate::GpuBackend::spawn_oom_watchdog_with).
-    pub fn spawn_oom_watchdog_with(
-        &self,
-        threshold_mb: u64,
-        interval: Duration,
-        handler: LowMemoryHandler,
-    ) -> Result<WatchdogThread> {
-        self.watch(threshold_mb, interval, Some(handler))
-    }
-
-    fn watch(
+    pub(crate) fn watch(
         &self,
         threshold_mb: u64,
         interval: Duration,

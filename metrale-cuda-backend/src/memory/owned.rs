@@ -10,15 +10,15 @@ use metrale_ledger::{AllocKind, file_line};
 use parking_lot::Mutex;
 
 use crate::backend::MetraleCudaBackend;
-use crate::gpu::DevicePtr;
 use crate::graph::{Capturing, PinnedByGraph};
+use crate::raw_handles::DevicePtr;
 
 type Site = &'static Location<'static>;
 
 /// Device memory that somebody owns: its address, its bytes, and the creation index by which it is told from other memory
-/// at the same address, earlier or later. Made by [`GpuBackend::alloc_owned`](crate::GpuBackend::alloc_owned).
+/// at the same address, earlier or later. Made by [`GpuMemory::alloc_owned`](crate::GpuMemory::alloc_owned).
 ///
-/// Dropped, it frees nothing: hand it to [`GpuBackend::free_owned`](crate::GpuBackend::free_owned).
+/// Dropped, it frees nothing: hand it to [`GpuMemory::free_owned`](crate::GpuMemory::free_owned).
 /// [`DeviceBuffer`](crate::DeviceBuffer) does that by itself.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "what is not given to `free_owned` is on the ledger until the sweep"]
@@ -74,7 +74,7 @@ pub(crate) struct Deferred {
 }
 
 impl Deferred {
-    fn add(&self, memory: OwnedMemory, site: Site) {
+    pub(crate) fn add(&self, memory: OwnedMemory, site: Site) {
         let mut waiting = self.waiting.lock();
         waiting.push((memory, site));
         self.count.store(waiting.len(), Ordering::Relaxed);
@@ -92,31 +92,11 @@ impl Deferred {
 }
 
 /// Whether a refused free may succeed later.
-fn may_later(error: &Error) -> bool {
+pub(crate) fn may_later(error: &Error) -> bool {
     error.is::<Capturing>() || error.is::<PinnedByGraph>()
 }
 
 impl MetraleCudaBackend {
-    /// See [`GpuBackend::alloc_owned`](crate::GpuBackend::alloc_owned).
-    #[track_caller]
-    pub fn alloc_owned(&self, bytes: usize) -> Result<OwnedMemory> {
-        self.alloc_device(bytes, Location::caller())
-    }
-
-    /// See [`GpuBackend::free_owned`](crate::GpuBackend::free_owned).
-    #[track_caller]
-    pub fn free_owned(&self, memory: OwnedMemory) -> Result<Freed> {
-        let site = Location::caller();
-        self.free_deferred();
-        match self.free_only(&memory, site) {
-            Err(error) if may_later(&error) => {
-                self.deferred().add(memory, site);
-                Ok(Freed::Later(error))
-            }
-            answer => answer.map(|()| Freed::Now),
-        }
-    }
-
     /// Frees what its owners gave up before and what may be freed now; whether anything was. Costs a relaxed load where
     /// nothing waits.
     pub(crate) fn free_deferred(&self) -> bool {
@@ -135,12 +115,12 @@ impl MetraleCudaBackend {
     }
 
     /// Frees this memory, and no other that is at its address.
-    fn free_only(&self, memory: &OwnedMemory, site: Site) -> Result<()> {
+    pub(crate) fn free_only(&self, memory: &OwnedMemory, site: Site) -> Result<()> {
         const CALL: &str = "free_owned";
         let addr = memory.ptr.0;
         // Bands are looked at in the context that is current; which thread drops an owner is nobody's to say.
         let _current = self.zones().is_on().then(|| self.enter().ok()).flatten();
-        self.may_free(AllocKind::Device)?;
+        let _bound = self.may_free(AllocKind::Device)?;
         let unpinned = self.unpinned(addr, AllocKind::Device, CALL, site)?;
         let forgotten = self.ledger_writer().forget_only(addr, memory.index, site);
         let record = self.unused(unpinned, forgotten, (addr, AllocKind::Device), CALL, site)?;

@@ -11,8 +11,8 @@ use rustc_hash::FxHashMap;
 
 use crate::backend::MetraleCudaBackend;
 use crate::error::BadArgument;
-use crate::gpu::DevicePtr;
 use crate::parts::KEEPS_LEDGER;
+use crate::raw_handles::DevicePtr;
 
 /// Who owns an arena, and frees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,9 +16,9 @@ use parking_lot::Mutex;
 
 use crate::backend::MetraleCudaBackend;
 use crate::error::BadArgument;
-use crate::gpu::DevicePtr;
 use crate::memory::ArenaOwner;
 use crate::memory::arena_space::{ARENA_GRANULE, ArenaSpace};
+use crate::raw_handles::DevicePtr;
 
 /// Why an arena does not do what was asked. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -69,8 +69,8 @@ pub enum ArenaError {
 /// One allocation that is split into named parts. Made by [`MetraleCudaBackend::packed_arena`], with a reference to the
 /// backend, or by [`packed_arena_owned`](MetraleCudaBackend::packed_arena_owned), with a share in it, to be kept beside it.
 ///
-/// [`alloc`](Self::alloc) and [`free_part`](Self::free_part) ask no driver and may be called from any thread. Dropped or
-/// [freed](Self::free), the arena goes back whole, and all parts with it: nothing may use them any more. Nobody else frees it:
+/// [`alloc`](crate::GpuMemory::alloc) and [`free_part`](Self::free_part) ask no driver and may be called from any thread. Dropped or
+/// [freed](crate::GpuMemory::free), the arena goes back whole, and all parts with it: nothing may use them any more. Nobody else frees it:
 /// `free_arena` refuses its address.
 ///
 /// ```
@@ -106,7 +106,7 @@ pub struct PackedArena<B: Deref<Target = MetraleCudaBackend>> {
 impl MetraleCudaBackend {
     /// Allocates an arena of `bytes` bytes, rounded up to whole 512, as its parts and the driver count them, to allocate named parts
     /// from. Blocks and fails as
-    /// [`GpuBackend::alloc_arena`](crate::GpuBackend::alloc_arena).
+    /// [`GpuMemory::alloc_arena`](crate::GpuMemory::alloc_arena).
     ///
     /// # Errors
     /// As there.
@@ -184,7 +184,7 @@ impl<B: Deref<Target = MetraleCudaBackend>> PackedArena<B> {
         self.alloc_at(name, bytes, 1, Location::caller())
     }
 
-    /// [`alloc`](Self::alloc) with an alignment, a power of two.
+    /// [`alloc`](crate::GpuMemory::alloc) with an alignment, a power of two.
     ///
     /// # Errors
     /// As there; [`BadArgument`](crate::BadArgument) for another alignment.
@@ -286,7 +286,7 @@ impl<B: Deref<Target = MetraleCudaBackend>> PackedArena<B> {
         self.space.lock().free_bytes()
     }
 
-    /// Frees the arena, and all parts with it. As [`GpuBackend::free_arena`](crate::GpuBackend::free_arena).
+    /// Frees the arena, and all parts with it. As [`GpuMemory::free_arena`](crate::GpuMemory::free_arena).
     ///
     /// # Errors
     /// As there; the arena then stays on the ledger, with its parts and without an owner: `free_arena` frees it by its address, and

@@ -4,56 +4,39 @@
 use anyhow::{Error, Result};
 use metrale_driver_sys::{DriverError, DriverFn, check, is_sticky};
 use metrale_ledger::{ByteSize, Whois};
-use metrale_telemetry::{LaunchArg, LaunchKind};
 
-use crate::backend::MetraleCudaBackend;
+use crate::backend::{Bound, MetraleCudaBackend};
 use crate::call::{Doing, failed};
 use crate::error::BadArgument;
-use crate::gpu::DevicePtr;
+use crate::gpu::GpuBackend;
 use crate::graph::{Capturing, Reach, Uses};
 use crate::memory::Followed;
-use crate::memory::copy::{End, trace};
+use crate::memory::copy::End;
+use crate::memory::transfer::Transfer;
+use crate::raw_handles::DevicePtr;
 use crate::stream::LEGACY_STREAM;
 
 /// What a copy in the order of a stream does, in errors and traces.
 const QUEUEING: &str = "queueing a copy between devices";
 
+/// The ends of a copy, which stay what they were checked to be, and the sender's context current, until this is dropped.
+pub(crate) struct BothEnds<'a> {
+    _bound: Bound<'a>,
+    _followed: [Followed<'a>; 2],
+}
+
 impl MetraleCudaBackend {
-    /// Copies `bytes` from this backend's device to that of `to`, in the order of `stream`, a stream of this backend. Both
-    /// may be on one device.
-    ///
-    /// Does not block. Valid on `stream`; to make work of the other device wait for it, record an event after it and let a
-    /// stream of `to` [wait](Self::wait_peer_event) for that. What was queued on the other device before is not
-    /// waited for. The devices need no access to each other's memory: the driver goes by the host where they have none.
-    ///
-    /// Within one device it is recorded by a capture of `stream`, whose graph then keeps both ends from being freed. Between
-    /// two it is refused while `stream` captures: `cuMemcpyPeerAsync` is no node of a graph, and breaks the capture.
-    ///
-    /// # Errors
-    /// [`CopyOutOfBounds`](crate::CopyOutOfBounds) past the end of an allocation that the ledger of its own side knows;
-    /// [`BadArgument`] for backends of two drivers; otherwise as [`GpuBackend`](crate::GpuBackend) says.
-    ///
-    /// ```
-    /// # use std::sync::Arc;
-    /// # use metrale_cuda_backend::MetraleCudaBackend;
-    /// # use metrale_driver_sim::{Profile, SimDriver};
-    /// # let driver = Arc::new(SimDriver::builder().device(Profile::h200()).device(Profile::h200()).build());
-    /// # let on = |ordinal| MetraleCudaBackend::builder().driver(driver.clone()).ordinal(ordinal).build();
-    /// let (second, first) = (on(1)?, on(0)?); // the context of the last one made is current
-    /// let here = first.alloc(1024)?;
-    /// first.memset(here, 7, 1024)?;
-    /// second.bind_to_thread()?;
-    /// let there = second.alloc(1024)?;
-    ///
-    /// first.bind_to_thread()?;
-    /// first.copy_peer_async(here, &second, there, 1024, first.stream())?;
-    /// first.synchronize_stream(first.stream())?;
-    /// # first.free(here)?;
-    /// # second.bind_to_thread()?;
-    /// # second.free(there)?;
-    /// # Ok::<(), anyhow::Error>(())
-    /// ```
-    pub fn copy_peer_async(
+    /// The Metrale backend at the other end of a copy.
+    pub(crate) fn peer<'a>(&self, to: &'a dyn GpuBackend) -> Result<&'a Self, BadArgument> {
+        to.cuda_backend().ok_or_else(|| {
+            BadArgument::new(
+                "copying between devices: the other backend has no CUDA backend under it; go by the host instead",
+            )
+        })
+    }
+
+    /// Checks and queues a copy in the order of a stream.
+    pub(crate) fn queue_peer_copy(
         &self,
         src: DevicePtr,
         to: &Self,
@@ -76,13 +59,8 @@ impl MetraleCudaBackend {
         unsafe { self.queue_peer(src, to, dst, bytes, stream) }
     }
 
-    /// Copies `bytes` from this backend's device to that of `to`. Blocking: it first waits for both backends' own streams
-    /// and for both devices' legacy streams, and is complete, and valid on every stream of both, at return. Refused on a
-    /// thread that captures on either device, and while either's own stream does.
-    ///
-    /// # Errors
-    /// As [`copy_peer_async`](Self::copy_peer_async).
-    pub fn copy_peer(&self, src: DevicePtr, to: &Self, dst: DevicePtr, bytes: usize) -> Result<()> {
+    /// Copies after all work of both backends' own streams, and waits for the end.
+    pub(crate) fn peer_copy(&self, src: DevicePtr, to: &Self, dst: DevicePtr, bytes: usize) -> Result<()> {
         const WHAT: &str = "copying between devices";
         let gate = || self.may_block(WHAT).and_then(|()| to.may_block(WHAT));
         let Some(_there) = self.may_copy_to(WHAT, gate, src, to, dst, bytes)? else { return Ok(()) };
@@ -97,26 +75,8 @@ impl MetraleCudaBackend {
         self.legacy_stream_done(WHAT)
     }
 
-    /// Makes later work of `stream`, a stream of this backend, wait for an event of another backend, on this device or
-    /// another of the same driver: how the receiver of a [copy](Self::copy_peer_async) waits for it. An event never
-    /// recorded counts as passed. Does not block. Recorded by a capture, for events recorded in that capture, of which
-    /// `stream` is part from then on; others are refused.
-    ///
-    /// # Errors
-    /// [`BadArgument`] for a stream or event that is not live, or backends of two drivers; otherwise as
-    /// [`GpuBackend`](crate::GpuBackend) says.
-    pub fn wait_peer_event(&self, stream: u64, of: &Self, event: u64) -> Result<()> {
-        const WHAT: &str = "making a stream wait for another backend's event";
-        self.bound(WHAT)?;
-        self.shares_its_driver(WHAT, of)?;
-        let _held = (of.hold_event(event, WHAT)?, self.hold_stream(stream, WHAT)?);
-        let named = || format!("event {event:#x} of device {}", of.ordinal());
-        // SAFETY: event and stream are held.
-        unsafe { self.queue_wait(stream, event, WHAT, named) }
-    }
-
     /// Refuses what no driver can do: to reach from one into another.
-    fn shares_its_driver(&self, doing: &'static str, other: &Self) -> Result<(), BadArgument> {
+    pub(crate) fn shares_its_driver(&self, doing: &'static str, other: &Self) -> Result<(), BadArgument> {
         let [mine, theirs] =
             [self, other].map(|backend| core::ptr::from_ref(backend.driver()).cast::<()>().addr());
         if mine == theirs {
@@ -139,16 +99,17 @@ impl MetraleCudaBackend {
         to: &'a Self,
         dst: DevicePtr,
         bytes: usize,
-    ) -> Result<Option<[Followed<'a>; 2]>> {
+    ) -> Result<Option<BothEnds<'a>>> {
         if bytes == 0 {
             return Ok(None);
         }
-        self.bound(doing)?;
+        let bound = self.bound(doing)?;
         to.latch().sound(|| doing.to_owned())?;
         self.shares_its_driver(doing, to)?;
         gate()?;
         let source = self.within(doing, End::Source, src, bytes as u64)?;
-        Ok(Some([source, to.within(doing, End::Destination, dst, bytes as u64)?]))
+        let destination = to.within(doing, End::Destination, dst, bytes as u64)?;
+        Ok(Some(BothEnds { _bound: bound, _followed: [source, destination] }))
     }
 
     /// Queues the copy.
@@ -163,11 +124,7 @@ impl MetraleCudaBackend {
         bytes: usize,
         stream: u64,
     ) -> Result<()> {
-        trace(
-            LaunchKind::CopyD2d,
-            QUEUEING,
-            [src.0, dst.0].map(LaunchArg::Pointer).into_iter().chain([LaunchArg::U64(bytes as u64)]),
-        );
+        Transfer::inside(QUEUEING, src, dst, bytes).trace(None);
         let submission =
             self.submission(stream, QUEUEING, Uses::Ends { device: [Some(src.0), Some(dst.0)], host: None })?;
         let (from_context, to_context) = (self.host().context(), to.host().context());

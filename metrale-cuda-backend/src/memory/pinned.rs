@@ -19,7 +19,7 @@ use crate::memory::alloc::{ALLOCATE_BEFORE, FREE_AFTER, refuse_no_bytes};
 use crate::memory::followed::Pinning;
 use crate::memory::pinned_table::LivePinned;
 
-/// Pinned host memory by its address and size, as [`GpuBackend::alloc_pinned`](crate::GpuBackend::alloc_pinned) returns it.
+/// Pinned host memory by its address and size, as [`GpuMemory::alloc_pinned`](crate::GpuMemory::alloc_pinned) returns it.
 ///
 /// A handle, not an owner: it can be copied, and nothing is freed when it goes. [`PinnedBuffer`] is the owner. It stays
 /// the handle of the memory it was made for: once that is freed it frees nothing, whoever has the address by then.
@@ -103,12 +103,33 @@ impl fmt::Display for PinnedPtr {
 }
 
 impl MetraleCudaBackend {
-    /// See [`GpuBackend::alloc_pinned`](crate::GpuBackend::alloc_pinned).
-    #[track_caller]
-    pub fn alloc_pinned(&self, bytes: usize) -> Result<PinnedPtr> {
-        let site = Location::caller();
+    /// Takes pinned memory off the ledger and frees it.
+    pub(crate) fn unpin_memory(&self, pinned: PinnedPtr, site: &'static Location<'static>) -> Result<()> {
+        let _bound = self.bound_to_free("freeing pinned memory")?;
+        self.outside_capture(Reach::Thread, "freeing pinned memory", FREE_AFTER)?;
+        let mut table = self.pinned_table();
+        // An address alone proves nothing: by now it may be that of a buffer somebody else has borrowed.
+        if table.at(pinned).is_some_and(|live| live.generation() != pinned.generation()) {
+            return Err(table.stale(pinned, site).into());
+        }
+        // Where nothing is live there, the ledger knows best what was.
+        let record = self.forget(pinned.addr(), AllocKind::Pinned, "free_pinned", None)?;
+        let live = table.remove(pinned, site).ok_or_else(|| table.stale(pinned, site))?;
+        drop(table);
+        let answer = self.driver_free_pinned(pinned.addr());
+        let mut table = self.pinned_table();
+        let settled =
+            self.settle_free(answer, pinned.addr(), record.as_ref(), || format!("freeing {pinned}"));
+        if settled.is_err() {
+            table.insert(pinned.addr(), live);
+        }
+        settled
+    }
+
+    /// Allocates pinned memory and puts it on the ledger.
+    pub(crate) fn pin_memory(&self, bytes: usize, site: &'static Location<'static>) -> Result<PinnedPtr> {
         refuse_no_bytes(bytes, AllocKind::Pinned, site)?;
-        self.bound("allocating pinned memory")?;
+        let _bound = self.bound("allocating pinned memory")?;
         self.within_host_limit(bytes, site)?;
         self.outside_capture(Reach::Thread, "allocating pinned memory", ALLOCATE_BEFORE)?;
         // Until the ledger has it: a call on another thread may have checked the address before it was pinned.
@@ -175,31 +196,6 @@ impl MetraleCudaBackend {
         found
     }
 
-    /// See [`GpuBackend::free_pinned`](crate::GpuBackend::free_pinned).
-    #[track_caller]
-    pub fn free_pinned(&self, pinned: PinnedPtr) -> Result<()> {
-        let site = Location::caller();
-        self.bound_to_free("freeing pinned memory")?;
-        self.outside_capture(Reach::Thread, "freeing pinned memory", FREE_AFTER)?;
-        let mut table = self.pinned_table();
-        // An address alone proves nothing: by now it may be that of a buffer somebody else has borrowed.
-        if table.at(pinned).is_some_and(|live| live.generation() != pinned.generation()) {
-            return Err(table.stale(pinned, site).into());
-        }
-        // Where nothing is live there, the ledger knows best what was.
-        let record = self.forget(pinned.addr(), AllocKind::Pinned, "free_pinned", None)?;
-        let live = table.remove(pinned, site).ok_or_else(|| table.stale(pinned, site))?;
-        drop(table);
-        let answer = self.driver_free_pinned(pinned.addr());
-        let mut table = self.pinned_table();
-        let settled =
-            self.settle_free(answer, pinned.addr(), record.as_ref(), || format!("freeing {pinned}"));
-        if settled.is_err() {
-            table.insert(pinned.addr(), live);
-        }
-        settled
-    }
-
     /// The driver's free of pinned memory, alone.
     pub(crate) fn driver_free_pinned(&self, addr: u64) -> Result<(), DriverError> {
         let address = core::ptr::without_provenance_mut::<c_void>(addr as usize);
@@ -229,10 +225,10 @@ pub struct PinnedBuffer<'backend> {
 }
 
 impl<'backend> PinnedBuffer<'backend> {
-    /// Allocates `bytes` of pinned memory, all zero. As [`GpuBackend::alloc_pinned`](crate::GpuBackend::alloc_pinned).
+    /// Allocates `bytes` of pinned memory, all zero. As [`GpuMemory::alloc_pinned`](crate::GpuMemory::alloc_pinned).
     ///
     /// # Errors
-    /// As [`GpuBackend::alloc_pinned`](crate::GpuBackend::alloc_pinned).
+    /// As [`GpuMemory::alloc_pinned`](crate::GpuMemory::alloc_pinned).
     #[track_caller]
     pub fn new(backend: &'backend MetraleCudaBackend, bytes: usize) -> Result<Self> {
         Ok(Self { backend, pinned: backend.alloc_pinned(bytes)? })

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! small and plain? -> context not lost, nothing captures? -> driver allocates -> page known to the ledger? record -> DevicePtr
-//!                                                                              `- no: bound? record -> DevicePtr, or freed
+//!                                                   `- no: context current? record -> DevicePtr, or freed, and all over with it current
 //! ```
 //! All other requests take the path of [`alloc`](super::alloc), which reports what is wrong.
 //!
@@ -16,17 +16,18 @@
 
 use std::panic::Location;
 
-use anyhow::{Error, Result};
-use metrale_driver_sys::{DriverError, is_sticky};
+use anyhow::Result;
+use metrale_driver_sys::is_sticky;
 use metrale_ledger::{AllocKind, SMALL_ALLOC_CHUNK};
 
 use super::alloc::{ALLOCATE_BEFORE, ALLOCATING};
 use crate::backend::MetraleCudaBackend;
+use crate::call::Doing;
 use crate::config::BackendConfig;
-use crate::gpu::DevicePtr;
 use crate::graph::Reach;
 use crate::memory::OwnedMemory;
 use crate::parts::KEEPS_LEDGER;
+use crate::raw_handles::DevicePtr;
 use crate::redzone::count_alloc;
 
 /// The most bytes of an allocation that takes the short path; 0 where none does: with red zones, with a creation index to be
@@ -37,12 +38,6 @@ pub(crate) fn small_most(config: &BackendConfig, total_bytes: u64) -> usize {
 }
 
 impl MetraleCudaBackend {
-    /// See [`GpuBackend::alloc`](crate::GpuBackend::alloc).
-    #[track_caller]
-    pub fn alloc(&self, bytes: usize) -> Result<DevicePtr> {
-        self.alloc_device(bytes, Location::caller()).map(|memory| memory.ptr())
-    }
-
     /// Allocates device memory by the path that fits.
     #[inline]
     pub(crate) fn alloc_device(&self, bytes: usize, site: &'static Location<'static>) -> Result<OwnedMemory> {
@@ -54,33 +49,21 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// See [`GpuBackend::free`](crate::GpuBackend::free).
-    #[track_caller]
-    pub fn free(&self, ptr: DevicePtr) -> Result<()> {
-        self.free_kind(ptr, AllocKind::Device, "free", None)
-    }
-
     fn alloc_small(&self, bytes: usize, site: &'static Location<'static>) -> Result<OwnedMemory> {
         count_alloc();
         self.latch().sound(|| ALLOCATING.to_owned())?;
         self.outside_capture(Reach::Thread, ALLOCATING, ALLOCATE_BEFORE)?;
-        let addr = self
-            .ask_for_memory(bytes, AllocKind::Device)
-            .map_err(|error| self.small_alloc_error(error, bytes, site))?;
+        let addr = match self.ask_for_memory(bytes, AllocKind::Device) {
+            Ok(addr) => addr,
+            Err(error) if is_sticky(error.status) || self.is_current() => {
+                return Err(self.alloc_error(error, bytes, AllocKind::Device, site));
+            }
+            Err(_elsewhere) => return self.alloc_bound(bytes, site),
+        };
         match self.ledger_writer().record_beside(addr, bytes, site) {
             Ok(Some(index)) => Ok(OwnedMemory::new(DevicePtr(addr), bytes, index)),
             Ok(None) => self.record_in_own_page(addr, bytes, site),
             Err(misuse) => Err(self.refused_record(addr, addr, bytes, &misuse).into()),
-        }
-    }
-
-    /// The error for a refused allocation: perhaps only that this thread is not bound.
-    #[cold]
-    fn small_alloc_error(&self, error: DriverError, bytes: usize, site: &'static Location<'static>) -> Error {
-        let bound = if is_sticky(error.status) { Ok(()) } else { self.bound(ALLOCATING) };
-        match bound {
-            Ok(()) => self.alloc_error(error, bytes, AllocKind::Device, site),
-            Err(not_bound) => not_bound,
         }
     }
 
@@ -92,13 +75,21 @@ impl MetraleCudaBackend {
         bytes: usize,
         site: &'static Location<'static>,
     ) -> Result<OwnedMemory> {
-        if let Err(error) = self.bound(ALLOCATING) {
-            // It came from another context, so it is freed there.
-            return Err(match self.driver_free(addr) {
-                Ok(()) => error,
-                Err(kept) => error.context(format!("{addr:#x} could not be freed: {kept}")),
-            });
+        if self.is_current() {
+            let index = self.record_alloc(addr, addr, bytes, AllocKind::Device, site)?;
+            return Ok(OwnedMemory::new(DevicePtr(addr), bytes, index));
         }
+        // It came from another context, so it is freed there.
+        self.driver_free(addr).doing(|| format!("freeing {addr:#x}, which came from another context"))?;
+        self.alloc_bound(bytes, site)
+    }
+
+    /// Allocates on a thread that another context, or none, was current on.
+    fn alloc_bound(&self, bytes: usize, site: &'static Location<'static>) -> Result<OwnedMemory> {
+        let _bound = self.bound(ALLOCATING)?;
+        let addr = self
+            .ask_for_memory(bytes, AllocKind::Device)
+            .map_err(|error| self.alloc_error(error, bytes, AllocKind::Device, site))?;
         let index = self.record_alloc(addr, addr, bytes, AllocKind::Device, site)?;
         Ok(OwnedMemory::new(DevicePtr(addr), bytes, index))
     }

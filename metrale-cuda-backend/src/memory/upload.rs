@@ -8,8 +8,8 @@ use anyhow::Result;
 
 use crate::backend::MetraleCudaBackend;
 use crate::error::BadArgument;
-use crate::gpu::DevicePtr;
 use crate::memory::PinnedPtr;
+use crate::raw_handles::DevicePtr;
 
 /// Copies host memory of any kind, such as a mapped file, to the device as fast as pinned memory goes.
 ///
@@ -59,7 +59,7 @@ impl<'backend> Uploader<'backend> {
     /// Makes two pinned buffers of `buffer_bytes` each, an event for each, and a stream. 4 to 64 MiB serve well.
     ///
     /// # Errors
-    /// As [`alloc_pinned`](crate::GpuBackend::alloc_pinned) and [`create_stream`](crate::GpuBackend::create_stream);
+    /// As [`alloc_pinned`](crate::GpuMemory::alloc_pinned) and [`create_stream`](crate::GpuStreams::create_stream);
     /// nothing is left.
     #[track_caller]
     pub fn new(backend: &'backend MetraleCudaBackend, buffer_bytes: usize) -> Result<Self> {
@@ -85,13 +85,13 @@ impl<'backend> Uploader<'backend> {
     /// is still reading.
     ///
     /// # Errors
-    /// As [`copy_h2d`](crate::GpuBackend::copy_h2d), with nothing queued; the driver's refusals.
+    /// As [`copy_h2d`](crate::GpuCopies::copy_h2d), with nothing queued; the driver's refusals.
     pub fn upload(&mut self, data: &[u8], dst: DevicePtr) -> Result<()> {
         const WHAT: &str = "uploading";
         if data.is_empty() {
             return Ok(());
         }
-        self.backend.bound(WHAT)?;
+        let _bound = self.backend.bound(WHAT)?;
         // All of it before any is queued; each piece is checked again when it is.
         drop(self.backend.within(WHAT, super::End::Destination, dst, data.len() as u64)?);
         let mut done = 0;
@@ -140,7 +140,7 @@ impl<'backend> Uploader<'backend> {
     /// was made.
     ///
     /// # Errors
-    /// As [`synchronize_stream`](crate::GpuBackend::synchronize_stream).
+    /// As [`synchronize_stream`](crate::GpuStreams::synchronize_stream).
     pub fn finish(&mut self) -> Result<u64> {
         self.backend.synchronize_stream(self.stream)?;
         for slot in &mut self.slots {

@@ -10,10 +10,11 @@ use anyhow::Result;
 use bytemuck::Pod;
 
 use crate::error::BadArgument;
-use crate::gpu::{DevicePtr, GpuBackend};
+use crate::gpu::GpuBackend;
 use crate::memory::{Freed, OwnedMemory};
 use crate::owners::slice::{DeviceSlice, DeviceSliceMut};
 use crate::owners::{SharedBackend, log_kept};
+use crate::raw_handles::DevicePtr;
 
 /// `len` elements of device memory, on the ledger under the line that allocated them.
 ///
@@ -51,10 +52,10 @@ pub struct DeviceBuffer<T: Pod> {
 
 impl<T: Pod> DeviceBuffer<T> {
     /// Allocates `len` elements, which are not cleared: they have the bytes that the memory had before. A buffer of no bytes
-    /// takes no memory. May block as [`GpuBackend::alloc`] does.
+    /// takes no memory. May block as [`GpuMemory::alloc`](crate::GpuMemory::alloc) does.
     ///
     /// # Errors
-    /// As [`GpuBackend::alloc`]; [`BadArgument`] for more bytes than an address counts.
+    /// As [`GpuMemory::alloc`](crate::GpuMemory::alloc); [`BadArgument`] for more bytes than an address counts.
     #[track_caller]
     pub fn new(gpu: &impl SharedBackend, len: usize) -> Result<Self> {
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
@@ -71,7 +72,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// [`new`](Self::new) with all bytes zero. Blocks.
     ///
     /// # Errors
-    /// As [`new`](Self::new) and [`GpuBackend::memset`].
+    /// As [`new`](Self::new) and [`GpuCopies::memset`](crate::GpuCopies::memset).
     #[track_caller]
     pub fn zeroed(gpu: &impl SharedBackend, len: usize) -> Result<Self> {
         let mut buffer = Self::new(gpu, len)?;
@@ -82,7 +83,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// [`new`](Self::new) with a copy of `elements`. Blocks.
     ///
     /// # Errors
-    /// As [`new`](Self::new) and [`GpuBackend::copy_h2d`].
+    /// As [`new`](Self::new) and [`GpuCopies::copy_h2d`](crate::GpuCopies::copy_h2d).
     #[track_caller]
     pub fn from_slice(gpu: &impl SharedBackend, elements: &[T]) -> Result<Self> {
         let mut buffer = Self::new(gpu, elements.len())?;
@@ -121,7 +122,7 @@ impl<T: Pod> DeviceBuffer<T> {
         &self.gpu
     }
 
-    /// Its name on the ledger, as [`GpuBackend::tag`].
+    /// Its name on the ledger, as [`GpuMemory::tag`](crate::GpuMemory::tag).
     #[must_use]
     pub fn tagged(self, name: &str) -> Self {
         self.gpu.tag(self.ptr(), name);
@@ -163,7 +164,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// Copies all elements from the host. Blocks: valid on every stream at return.
     ///
     /// # Errors
-    /// As [`GpuBackend::copy_h2d`]; [`BadArgument`] for another number of elements.
+    /// As [`GpuCopies::copy_h2d`](crate::GpuCopies::copy_h2d); [`BadArgument`] for another number of elements.
     pub fn copy_from(&mut self, src: &[T]) -> Result<()> {
         self.as_mut_slice().copy_from(src)
     }
@@ -171,7 +172,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// Copies all elements to the host. Blocks.
     ///
     /// # Errors
-    /// As [`GpuBackend::copy_d2h`]; [`BadArgument`] for another number of elements.
+    /// As [`GpuCopies::copy_d2h`](crate::GpuCopies::copy_d2h); [`BadArgument`] for another number of elements.
     pub fn copy_to(&self, dst: &mut [T]) -> Result<()> {
         self.as_slice().copy_to(dst)
     }
@@ -179,7 +180,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// A copy of all elements on the host. Blocks.
     ///
     /// # Errors
-    /// As [`GpuBackend::copy_d2h`].
+    /// As [`GpuCopies::copy_d2h`](crate::GpuCopies::copy_d2h).
     pub fn to_vec(&self) -> Result<Vec<T>> {
         self.as_slice().to_vec()
     }
@@ -187,7 +188,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// Frees the memory, as dropping the buffer does, and says how that went.
     ///
     /// # Errors
-    /// As [`GpuBackend::free_owned`].
+    /// As [`GpuMemory::free_owned`](crate::GpuMemory::free_owned).
     #[track_caller]
     pub fn close(mut self) -> Result<Freed> {
         self.memory.take().map_or(Ok(Freed::Now), |memory| self.gpu.free_owned(memory))

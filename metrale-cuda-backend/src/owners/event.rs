@@ -22,7 +22,7 @@ struct OwnedEvent {
 }
 
 impl Event {
-    /// Makes an event that keeps no time, the cheaper kind. As [`GpuBackend::create_event`].
+    /// Makes an event that keeps no time, the cheaper kind. As [`GpuStreams::create_event`](crate::GpuStreams::create_event).
     ///
     /// # Errors
     /// As there.
@@ -33,7 +33,7 @@ impl Event {
         Ok(Self(Arc::new(OwnedEvent { gpu, raw })))
     }
 
-    /// Makes an event for [`elapsed_ms_since`](Self::elapsed_ms_since). As [`GpuBackend::create_timing_event`].
+    /// Makes an event for [`elapsed_ms_since`](Self::elapsed_ms_since). As [`GpuStreams::create_timing_event`](crate::GpuStreams::create_timing_event).
     ///
     /// # Errors
     /// As there.
@@ -50,7 +50,7 @@ impl Event {
         self.0.raw
     }
 
-    /// Waits until it has passed; one never recorded has. As [`GpuBackend::synchronize_event`].
+    /// Waits until it has passed; one never recorded has. As [`GpuStreams::synchronize_event`](crate::GpuStreams::synchronize_event).
     ///
     /// # Errors
     /// As there.
@@ -58,7 +58,7 @@ impl Event {
         self.0.gpu.synchronize_event(self.0.raw)
     }
 
-    /// Whether it has passed; one never recorded has. Does not block. As [`GpuBackend::query_event`].
+    /// Whether it has passed; one never recorded has. Does not block. As [`GpuStreams::query_event`](crate::GpuStreams::query_event).
     ///
     /// # Errors
     /// As there.
@@ -66,7 +66,7 @@ impl Event {
         self.0.gpu.query_event(self.0.raw)
     }
 
-    /// Milliseconds from `earlier` to this event. Does not block. As [`GpuBackend::elapsed_ms`].
+    /// Milliseconds from `earlier` to this event. Does not block. As [`GpuStreams::elapsed_ms`](crate::GpuStreams::elapsed_ms).
     ///
     /// # Errors
     /// As there: both must be [`timing`](Self::timing) events that have passed.

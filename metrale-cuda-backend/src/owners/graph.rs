@@ -7,11 +7,12 @@ use std::sync::Arc;
 use anyhow::Result;
 use bytemuck::Pod;
 
-use crate::gpu::{GpuBackend, GraphHandle};
+use crate::gpu::GpuBackend;
 use crate::graph::GraphUpdate;
 use crate::owners::log_kept;
 use crate::owners::slice::DeviceSlice;
 use crate::owners::stream::Stream;
+use crate::raw_handles::GraphHandle;
 
 /// A capture of a [`Stream`] that goes on: its work is recorded and not done. Dropped before its end, it is given up.
 ///
@@ -57,7 +58,7 @@ impl Capture {
         &self.stream
     }
 
-    /// Pins memory that the capture uses unseen, such as by a table of pointers. As [`GpuBackend::pin_in_capture`].
+    /// Pins memory that the capture uses unseen, such as by a table of pointers. As [`GpuGraphs::pin_in_capture`](crate::GpuGraphs::pin_in_capture).
     ///
     /// # Errors
     /// As there.
@@ -65,7 +66,7 @@ impl Capture {
         self.stream.gpu().pin_in_capture(self.stream.raw(), memory.into().ptr())
     }
 
-    /// Ends the capture with a graph of this name. As [`GpuBackend::end_capture_named`].
+    /// Ends the capture with a graph of this name. As [`GpuGraphs::end_capture_named`](crate::GpuGraphs::end_capture_named).
     ///
     /// # Errors
     /// As there; the capture is over anyway.
@@ -79,7 +80,7 @@ impl Capture {
     /// Gives the capture up, as dropping it does, and says how that went.
     ///
     /// # Errors
-    /// As [`GpuBackend::abort_capture_if_active`].
+    /// As [`GpuGraphs::abort_capture_if_active`](crate::GpuGraphs::abort_capture_if_active).
     pub fn abort(mut self) -> Result<()> {
         self.is_open = false;
         self.stream.gpu().abort_capture_if_active(self.stream.raw()).map(drop)
@@ -126,7 +127,7 @@ impl Graph {
         self.handle.unwrap_or(GraphHandle(0))
     }
 
-    /// Launches the graph in the order of `stream`. Does not block. As [`GpuBackend::launch_graph`].
+    /// Launches the graph in the order of `stream`. Does not block. As [`GpuGraphs::launch_graph`](crate::GpuGraphs::launch_graph).
     ///
     /// # Errors
     /// As there.
@@ -134,7 +135,7 @@ impl Graph {
         self.gpu.launch_graph(self.handle(), stream.raw())
     }
 
-    /// Ends `capture` and does its work instead of the old from the next launch on. As [`GpuBackend::update_graph`].
+    /// Ends `capture` and does its work instead of the old from the next launch on. As [`GpuGraphs::update_graph`](crate::GpuGraphs::update_graph).
     ///
     /// # Errors
     /// As there; the capture is over anyway.
@@ -144,7 +145,7 @@ impl Graph {
         Ok(update)
     }
 
-    /// Pins memory that the graph uses unseen, as long as it lives. As [`GpuBackend::pin_graph`].
+    /// Pins memory that the graph uses unseen, as long as it lives. As [`GpuGraphs::pin_graph`](crate::GpuGraphs::pin_graph).
     ///
     /// # Errors
     /// As there.
@@ -155,7 +156,7 @@ impl Graph {
     /// Destroys the graph, as dropping it does, and says how that went.
     ///
     /// # Errors
-    /// As [`GpuBackend::destroy_graph`].
+    /// As [`GpuGraphs::destroy_graph`](crate::GpuGraphs::destroy_graph).
     pub fn close(mut self) -> Result<()> {
         self.handle.take().map_or(Ok(()), |handle| self.gpu.destroy_graph(handle))
     }

@@ -10,8 +10,9 @@ use anyhow::Result;
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 
 use crate::error::BadArgument;
-use crate::gpu::{DevicePtr, GpuBackend};
+use crate::gpu::GpuBackend;
 use crate::owners::buffer::DeviceBuffer;
+use crate::raw_handles::DevicePtr;
 
 /// The place of a view: address and number of elements.
 type Place = (DevicePtr, usize);
@@ -158,7 +159,7 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     /// Copies all elements to the host. Blocks.
     ///
     /// # Errors
-    /// As [`GpuBackend::copy_d2h`]; [`BadArgument`] for another number of elements.
+    /// As [`GpuCopies::copy_d2h`](crate::GpuCopies::copy_d2h); [`BadArgument`] for another number of elements.
     pub fn copy_to(self, dst: &mut [T]) -> Result<()> {
         same_len("copying to the host", self.len, dst.len())?;
         self.gpu.copy_d2h(self.ptr, cast_slice_mut(dst))
@@ -167,7 +168,7 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     /// A copy of all elements on the host. Blocks.
     ///
     /// # Errors
-    /// As [`GpuBackend::copy_d2h`].
+    /// As [`GpuCopies::copy_d2h`](crate::GpuCopies::copy_d2h).
     pub fn to_vec(self) -> Result<Vec<T>> {
         let mut elements = vec![T::zeroed(); self.len];
         self.copy_to(&mut elements)?;
@@ -223,7 +224,7 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
     /// Copies all elements from the host. Blocks: valid on every stream at return.
     ///
     /// # Errors
-    /// As [`GpuBackend::copy_h2d`]; [`BadArgument`] for another number of elements.
+    /// As [`GpuCopies::copy_h2d`](crate::GpuCopies::copy_h2d); [`BadArgument`] for another number of elements.
     pub fn copy_from(&mut self, src: &[T]) -> Result<()> {
         same_len("copying to the device", src.len(), self.len)?;
         self.gpu.copy_h2d(cast_slice(src), self.ptr)
@@ -232,7 +233,7 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
     /// Copies all elements from device memory. Blocks: valid on every stream at return.
     ///
     /// # Errors
-    /// As [`GpuBackend::copy_d2d`]; [`BadArgument`] for another number of elements.
+    /// As [`GpuCopies::copy_d2d`](crate::GpuCopies::copy_d2d); [`BadArgument`] for another number of elements.
     pub fn copy_from_device<'s>(&mut self, src: impl Into<DeviceSlice<'s, T>>) -> Result<()> {
         let src = src.into();
         same_len("copying inside the device", src.len, self.len)?;
@@ -242,7 +243,7 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
     /// Fills all bytes with `value`. Blocks: valid on every stream at return.
     ///
     /// # Errors
-    /// As [`GpuBackend::memset`].
+    /// As [`GpuCopies::memset`](crate::GpuCopies::memset).
     pub fn fill_bytes(&mut self, value: u8) -> Result<()> {
         self.gpu.memset(self.ptr, value, self.bytes())
     }

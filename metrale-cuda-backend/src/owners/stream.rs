@@ -43,7 +43,7 @@ struct OwnedStream {
 }
 
 impl Stream {
-    /// Makes a stream. As [`GpuBackend::create_stream`].
+    /// Makes a stream. As [`GpuStreams::create_stream`](crate::GpuStreams::create_stream).
     ///
     /// # Errors
     /// As there.
@@ -75,7 +75,7 @@ impl Stream {
     }
 
     /// Copies elements to the device in the order of the stream; `src` may be changed or dropped at once. As
-    /// [`GpuBackend::copy_h2d_async`]: waits for the stream where the device would read the source late.
+    /// [`GpuCopies::copy_h2d_async`](crate::GpuCopies::copy_h2d_async): waits for the stream where the device would read the source late.
     ///
     /// # Errors
     /// As there; [`BadArgument`](crate::BadArgument) for another number of elements.
@@ -86,7 +86,7 @@ impl Stream {
     }
 
     /// Copies elements to the host in the order of the stream, and waits for it: they are there at return. As
-    /// [`GpuBackend::copy_d2h_on_stream`].
+    /// [`GpuCopies::copy_d2h_on_stream`](crate::GpuCopies::copy_d2h_on_stream).
     ///
     /// # Errors
     /// As there; [`BadArgument`](crate::BadArgument) for another number of elements.
@@ -96,7 +96,7 @@ impl Stream {
         self.0.gpu.copy_d2h_on_stream(src.ptr(), cast_slice_mut(dst), self.0.raw)
     }
 
-    /// Copies elements inside the device in the order of the stream. Does not block. As [`GpuBackend::copy_d2d_async`].
+    /// Copies elements inside the device in the order of the stream. Does not block. As [`GpuCopies::copy_d2d_async`](crate::GpuCopies::copy_d2d_async).
     ///
     /// # Errors
     /// As there; [`BadArgument`](crate::BadArgument) for another number of elements.
@@ -111,7 +111,7 @@ impl Stream {
     }
 
     /// Fills all bytes of the elements with `value` in the order of the stream. Does not block. As
-    /// [`GpuBackend::memset_async`].
+    /// [`GpuCopies::memset_async`](crate::GpuCopies::memset_async).
     ///
     /// # Errors
     /// As there.
@@ -120,7 +120,7 @@ impl Stream {
         self.0.gpu.memset_async(dst.ptr(), value, dst.bytes(), self.0.raw)
     }
 
-    /// Records `event` behind the work queued so far. Does not block. As [`GpuBackend::record_event`].
+    /// Records `event` behind the work queued so far. Does not block. As [`GpuStreams::record_event`](crate::GpuStreams::record_event).
     ///
     /// # Errors
     /// As there.
@@ -128,7 +128,7 @@ impl Stream {
         self.0.gpu.record_event(event.raw(), self.0.raw)
     }
 
-    /// Makes the work queued from here on wait for `event`. Does not block. As [`GpuBackend::wait_event`].
+    /// Makes the work queued from here on wait for `event`. Does not block. As [`GpuStreams::wait_event`](crate::GpuStreams::wait_event).
     ///
     /// # Errors
     /// As there.
@@ -136,7 +136,7 @@ impl Stream {
         self.0.gpu.wait_event(self.0.raw, event.raw())
     }
 
-    /// Waits until the work queued so far is done. As [`GpuBackend::synchronize_stream`].
+    /// Waits until the work queued so far is done. As [`GpuStreams::synchronize_stream`](crate::GpuStreams::synchronize_stream).
     ///
     /// # Errors
     /// As there.
@@ -144,7 +144,7 @@ impl Stream {
         self.0.gpu.synchronize_stream(self.0.raw)
     }
 
-    /// Whether the work queued so far is done. Does not block. As [`GpuBackend::query_stream`].
+    /// Whether the work queued so far is done. Does not block. As [`GpuStreams::query_stream`](crate::GpuStreams::query_stream).
     ///
     /// # Errors
     /// As there.
@@ -152,7 +152,7 @@ impl Stream {
         self.0.gpu.query_stream(self.0.raw)
     }
 
-    /// Begins a capture, which is given up when it is dropped before its end. As [`GpuBackend::begin_capture`].
+    /// Begins a capture, which is given up when it is dropped before its end. As [`GpuGraphs::begin_capture`](crate::GpuGraphs::begin_capture).
     ///
     /// # Errors
     /// As there.

@@ -20,7 +20,7 @@ use super::{Side, Violation};
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
 use crate::error::{BadArgument, LedgerConflict};
-use crate::gpu::DevicePtr;
+use crate::raw_handles::DevicePtr;
 
 /// Bytes copied at a time, to lay a pattern or to read a band; a multiple of 256, after which a pattern repeats.
 const PIECE_BYTES: usize = 1 << 20;

@@ -10,10 +10,10 @@
 //! [`BandLayout`] says how much more to allocate and where the bands lie, [`Pattern`] what is in them, [`BandTable`]
 //! mirrors the table that the scan kernel finds in device memory, [`Quarantine`] keeps freed memory a while to catch late
 //! writes, [`Violation`] and [`ScanReport`] are what there is to tell. All of it is a function of numbers and bytes; what
-//! acts on them is [`scan_redzones`](crate::GpuBackend::scan_redzones) and the allocation itself.
+//! acts on them is [`scan_redzones`](crate::GpuDiagnostics::scan_redzones) and the allocation itself.
 //!
 //! The ledger records what the caller asked for; the bands are padding there, resident and a term of their own in the
-//! [account](crate::MetraleCudaBackend::account).
+//! [account](crate::GpuDiagnostics::account).
 
 mod creation;
 mod device;

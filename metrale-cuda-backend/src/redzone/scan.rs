@@ -4,63 +4,26 @@
 use anyhow::{Error, Result};
 use metrale_driver_sys::{CU_STREAM_CAPTURE_STATUS_NONE, stream_capture_status};
 
+use super::ScanReport;
 use super::pattern::BandChange;
 use super::zones::{BandOwner, ZoneState};
-use super::{RedzoneStatus, ScanReport, Violation};
 use crate::backend::MetraleCudaBackend;
 use crate::error::{BadArgument, Remedy, remedy};
 use crate::graph::Reach;
 
 impl MetraleCudaBackend {
-    /// See [`GpuBackend::scan_redzones`](crate::GpuBackend::scan_redzones).
-    pub fn scan_redzones(&self) -> Result<usize> {
-        match self.scan()? {
-            (report, None) => Ok(report.violations.len()),
-            (report, Some(error)) => {
-                Err(error.context(format!("{} red zones were not checked", report.not_checked)))
-            }
-        }
-    }
-
-    /// See [`GpuBackend::scan_redzones_report`](crate::GpuBackend::scan_redzones_report).
-    pub fn scan_redzones_report(&self) -> Result<ScanReport> {
-        self.scan().map(|(report, _)| report)
-    }
-
-    /// See [`GpuBackend::poison_redzones`](crate::GpuBackend::poison_redzones).
-    pub fn poison_redzones(&self, low: u64, high: u64) -> Result<usize> {
-        // What was written before would be painted over.
-        self.scan_redzones()?;
-        let mut state = self.zones().lock();
-        let poisoned = self.zones().poison(&mut state, low, high);
-        self.paint(&mut state)?;
-        Ok(poisoned)
-    }
-
-    /// The violations found last, by scans and by frees, up to 256 of them, oldest first.
-    #[must_use]
-    pub fn redzone_violations(&self) -> Vec<Violation> {
-        self.zones().lock().recent()
-    }
-
-    /// The status of the red zones.
-    #[must_use]
-    pub fn redzone_status(&self) -> RedzoneStatus {
-        self.zones().lock().status()
-    }
-
     /// Looks at every band. What kept it from doing so is returned beside the report.
-    fn scan(&self) -> Result<(ScanReport, Option<Error>)> {
+    pub(crate) fn scan(&self) -> Result<(ScanReport, Option<Error>)> {
         const DOING: &str = "scanning red zones";
         const ADVICE: &str = "scan before the capture begins, or end it first";
         if !self.zones().is_on() {
-            self.bound(DOING)?;
+            let _bound = self.bound(DOING)?;
             return Ok((ScanReport::default(), None));
         }
         // In a lost context a report still says how many bands nobody has looked at.
         let sound = self.latch().sound(|| DOING.to_owned());
         if sound.is_ok() {
-            self.bound(DOING)?;
+            let _bound = self.bound(DOING)?;
             self.outside_capture(Reach::ThreadOrStream(self.stream()), DOING, ADVICE)?;
             self.refuse_foreign_capture()?;
         }
@@ -131,7 +94,7 @@ impl MetraleCudaBackend {
     }
 
     /// Fills the bands that are to be filled.
-    fn paint(&self, state: &mut ZoneState) -> Result<()> {
+    pub(crate) fn paint(&self, state: &mut ZoneState) -> Result<()> {
         let ZoneState { table, scanner, .. } = state;
         match scanner.device_table(self)? {
             Some(device) => device.tell(self, table),

@@ -47,7 +47,7 @@ impl TensorMapOutOfBounds {
 }
 
 impl TensorMapSpec {
-    /// Encodes the map. As [`GpuBackend::tensor_map_encode`].
+    /// Encodes the map. As [`GpuKernels::tensor_map_encode`](crate::GpuKernels::tensor_map_encode).
     ///
     /// # Errors
     /// As there.
@@ -57,8 +57,8 @@ impl TensorMapSpec {
 }
 
 impl MetraleCudaBackend {
-    /// See [`GpuBackend::tensor_map_encode`].
-    pub fn tensor_map_encode(&self, spec: &TensorMapSpec) -> Result<TensorMap> {
+    /// Checks a tensor map and has the driver encode it.
+    pub(crate) fn encode_tensor_map(&self, spec: &TensorMapSpec) -> Result<TensorMap> {
         if !HAS_TENSORMAP {
             return Err(FeatureOff { feature: "tensormap" }.into());
         }

@@ -9,7 +9,7 @@ use metrale_driver_sys::{
 use super::rule::{TensorMapError, TensorMapRule, TensorMapWarning};
 use super::{ElementType, Interleave, L2Promotion, OobFill, Swizzle};
 use crate::arch::ComputeCapability;
-use crate::gpu::DevicePtr;
+use crate::raw_handles::DevicePtr;
 
 /// The most dimensions of a tensor map.
 pub const MAX_RANK: usize = 5;
