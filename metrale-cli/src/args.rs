@@ -288,6 +288,6 @@ impl TargetArgs {
         if let Some(remark) = &chosen.remark {
             console.remark(remark);
         }
-        MetraleCudaBackend::builder().driver(chosen.driver).ordinal(self.device).build()
+        Ok(MetraleCudaBackend::builder().driver(chosen.driver).ordinal(self.device).build()?)
     }
 }

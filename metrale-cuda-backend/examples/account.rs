@@ -9,7 +9,7 @@ use metrale_cuda_backend::{GpuBackend, MetraleCudaBackend, Uploader};
 use metrale_driver_sim::{Profile, SimDriver};
 
 #[expect(clippy::print_stdout, reason = "an example shows what it does")]
-fn main() -> anyhow::Result<()> {
+fn main() -> metrale_cuda_backend::Result<()> {
     // The backend's warnings come out as `tracing` events; this prints them.
     tracing_subscriber::fmt().with_target(false).without_time().with_ansi(false).init();
 

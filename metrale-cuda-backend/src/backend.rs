@@ -4,7 +4,6 @@
 use core::fmt;
 use std::sync::Arc;
 
-use anyhow::{Error, Result};
 use metrale_driver_sys::{
     CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUcontext, DriverApi,
     DriverError, attribute, is_sticky,
@@ -17,22 +16,22 @@ use metrale_telemetry::{KernelAudit, Lookup, ModuleLoad, Need, RunGuard, kernel_
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::call::{Doing, ask};
-use crate::config::BackendConfig;
-use crate::error::{BadArgument, FeatureOff};
+use crate::config::{BackendConfig, small_most};
+use crate::error::{BadArgument, Error, FeatureOff, Result};
 use crate::fault_latch::{FaultLatch, noted};
 use crate::graph::GraphClient;
 use crate::handles::{Handles, Kind, is_the_drivers};
-use crate::launch::Kernels;
+use crate::kernel_table::Kernels;
 use crate::ledger_writer::LedgerWriter;
 use crate::memory::{
     Cost, Costs, Deferred, MemInfo, MemInfoError, MemoryInfo, OwnedArenas, PinnedTable, Polling,
-    memory_info_of, small_most,
+    memory_info_of,
 };
 use crate::op_cache::OpCache;
 use crate::parts::{HAS_REDZONE, TIMES_SPANS};
 use crate::redzone::{MAX_BAND_BYTES, Zones};
 use crate::signature::Signatures;
-use crate::timing::Timing;
+use crate::span_table::Timing;
 
 /// The CUDA backend: one device's context, kernel modules, stream and ledger.
 ///
@@ -148,7 +147,7 @@ impl BackendBuilder {
         if let Some(path) = &config.meminfo_path
             && let Err(error @ MemInfoError::Unreadable { .. }) = MemInfo::read(path)
         {
-            return Err(Error::new(error).context("the configured meminfo_path"));
+            return Err(Error::from(error).context("the configured meminfo_path"));
         }
         let driver = self.driver_or_system()?;
         let ordinal = self.ordinal;
@@ -303,8 +302,8 @@ impl MetraleCudaBackend {
     ///
     /// # Errors
     /// As [`BackendBuilder::build`].
-    pub fn new(ordinal: usize, ptx_modules: &[(&'static str, &'static [u8])]) -> Result<Self> {
-        Self::builder().ordinal(ordinal).modules(ptx_modules).build()
+    pub fn new(ordinal: usize, ptx_modules: &[(&'static str, &'static [u8])]) -> anyhow::Result<Self> {
+        Ok(Self::builder().ordinal(ordinal).modules(ptx_modules).build()?)
     }
 
     /// A builder, for another driver, device or configuration.

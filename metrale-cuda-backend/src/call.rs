@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The one place where a driver status becomes an error of this crate.
 
-use anyhow::Error;
 use metrale_driver_sys::DriverError;
 
-use crate::error::{CallFailed, ContextLost, Remedy, remedy_of_status};
+use crate::error::{CallFailed, ContextLost, Error, Remedy, remedy_of_status};
 
 /// Calls one driver function and keeps its name with its status: `ask!(driver, cuInit(0))`. A status that tells of a lost
 /// context is noted in passing.
@@ -32,10 +31,10 @@ impl<T> Doing<T> for Result<T, DriverError> {
 /// for the status does.
 pub(crate) fn failed(driver: DriverError, doing: String, hint: Option<String>) -> Error {
     if remedy_of_status(driver.status) == Remedy::Relaunch {
-        return Error::new(ContextLost { doing, driver, first: None });
+        return ContextLost { doing, driver, first: None }.into();
     }
     let hint = hint.or_else(|| metrale_registry::advice(driver).map(str::to_owned));
-    Error::new(CallFailed { doing, driver, hint })
+    CallFailed { doing, driver, hint }.into()
 }
 
 #[cfg(test)]

@@ -11,9 +11,12 @@
 //! | `METRALE_REDZONE_FILL` | [`RedzoneConfig::fill`] | a decimal byte; 238 if unset |
 //! | `METRALE_REDZONE_TRACE_IDX` | [`RedzoneConfig::trace_index`] | the creation index whose backtrace is logged |
 
+use crate::parts::KEEPS_LEDGER;
+use metrale_ledger::SMALL_ALLOC_CHUNK;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use crate::environment::{ConfigError, number};
 use crate::memory::CgroupLimit;
 use crate::redzone::RedzoneConfig;
 
@@ -86,19 +89,6 @@ impl BackendConfig {
     }
 }
 
-/// A variable whose value the backend cannot use. Fix the variable and start again.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{variable}={value:?} is not understood: {expected}")]
-#[non_exhaustive]
-pub struct ConfigError {
-    /// The variable's name.
-    pub variable: &'static str,
-    /// Its value; bytes that are not text are shown replaced.
-    pub value: String,
-    /// What would be understood.
-    pub expected: &'static str,
-}
-
 /// Reads an on-off variable.
 fn switch(lookup: &impl Fn(&str) -> Option<OsString>, variable: &'static str) -> Result<bool, ConfigError> {
     let Some(raw) = lookup(variable) else { return Ok(false) };
@@ -125,17 +115,11 @@ fn count(lookup: &impl Fn(&str) -> Option<OsString>, variable: &'static str) -> 
     })
 }
 
-/// A number that is 0 where nothing is written.
-pub(crate) fn number(value: &str) -> Option<usize> {
-    match value.trim() {
-        "" => Some(0),
-        digits => usize::try_from(decimal(digits)?).ok(),
-    }
-}
-
-/// A number of decimal digits and nothing else; `parse` alone would take a sign.
-pub(crate) fn decimal(digits: &str) -> Option<u64> {
-    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
+/// The most bytes of an allocation that takes the short path; 0 where none does: with red zones, with a creation index to be
+/// traced, without a ledger.
+pub(crate) fn small_most(config: &BackendConfig, total_bytes: u64) -> usize {
+    let is_plain = KEEPS_LEDGER && config.redzone.band_bytes == 0 && config.redzone.trace_index.is_none();
+    if is_plain { (SMALL_ALLOC_CHUNK - 1).min(total_bytes) as usize } else { 0 }
 }
 
 #[cfg(test)]
@@ -191,5 +175,21 @@ mod tests {
         let raw = OsString::from_vec(vec![0xff, b'1']);
         let error = BackendConfig::from_variables(|_| Some(raw.clone())).unwrap_err();
         assert!(error.value.ends_with('1'));
+    }
+
+    #[test]
+    fn only_small_allocations_without_red_zones_and_trace_take_the_short_path() {
+        let plain = BackendConfig::default();
+        let most = if KEEPS_LEDGER { SMALL_ALLOC_CHUNK as usize - 1 } else { 0 };
+        assert_eq!(small_most(&plain, 141 << 30), most);
+        assert_eq!(
+            small_most(&plain, 1000),
+            most.min(1000),
+            "what is above the total is refused on the other path"
+        );
+        let (mut padded, mut traced) = (plain.clone(), plain);
+        padded.redzone.band_bytes = 16;
+        traced.redzone.trace_index = Some(0);
+        assert_eq!([padded, traced].map(|config| small_most(&config, 141 << 30)), [0, 0]);
     }
 }

@@ -5,12 +5,12 @@ use core::fmt;
 use core::ops::Deref;
 use std::panic::Location;
 
-use anyhow::Error;
 use cudarc::driver::{CudaSlice, CudaViewMut, DevicePtr as _};
 use metrale_ledger::{AllocKind, Whois};
+use metrale_registry::CudarcError;
 
 use crate::backend::MetraleCudaBackend;
-use crate::error::BadArgument;
+use crate::error::{BadArgument, Error, causes};
 use crate::memory::ArenaOwner;
 use crate::raw_handles::DevicePtr;
 
@@ -21,6 +21,8 @@ pub struct AdoptError<T> {
     /// Why: it is of another context, or the ledger holds its memory already.
     pub cause: Error,
 }
+
+causes! { CudarcError: BadArgument }
 
 impl<T> fmt::Debug for AdoptError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -36,7 +38,7 @@ impl<T> fmt::Display for AdoptError<T> {
 
 impl<T> core::error::Error for AdoptError<T> {
     fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
-        Some(&*self.cause)
+        Some(&self.cause)
     }
 }
 

@@ -4,14 +4,14 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use anyhow::Result;
 use metrale_driver_sys::DriverApi;
 use metrale_registry::{CudaHost, DeviceFacts};
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::Doing;
 use crate::config::BackendConfig;
-use crate::fault_latch::FaultReason;
+use crate::error::Result;
+use crate::fault_reason::FaultReason;
 use crate::gpu::{GpuBackend, GpuDevice};
 use crate::memory::{EffectiveFree, MemoryInfo, PolledFree};
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The preflight's way to a real device: its facts by ordinal, with no context, before anything is loaded.
 
-use anyhow::Result;
 use metrale_driver_sys::DriverApi;
 use metrale_registry::{DeviceFacts, HostError};
 
 use crate::arch::DeviceArch;
 use crate::backend::BackendBuilder;
 use crate::call::ask;
+use crate::error::Result;
 use crate::preflight::{ModuleTarget, PreflightWarning, preflight};
 
 impl DeviceArch {

@@ -3,10 +3,10 @@
 
 use core::time::Duration;
 
-use anyhow::Result;
 use metrale_ledger::{LedgerProbe, file_line};
 
 use crate::backend::MetraleCudaBackend;
+use crate::error::Result;
 use crate::gpu::{GpuDiagnostics, GpuGraphs};
 use crate::memory::{Account, LowMemoryHandler, WatchdogThread};
 use crate::raw_handles::DevicePtr;

@@ -4,7 +4,6 @@
 use core::ffi::c_uint;
 use std::panic::Location;
 
-use anyhow::Result;
 use metrale_driver_sys::{
     CUDA_ERROR_CAPTURED_EVENT, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY,
     DriverError,
@@ -12,6 +11,7 @@ use metrale_driver_sys::{
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask, failed};
+use crate::error::Result;
 
 /// Why nobody asks about an event of a capture.
 pub(crate) const CAPTURED: &str = "the event was recorded in the capture, where it marks a place in the graph and never passes; record \

@@ -13,38 +13,15 @@
 //! backend on the device shares it, and a context that is retained anew is as lost as it was. Software drivers have
 //! latches of their own.
 
-use core::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use metrale_driver_sys::{CUcontext, DriverApi, DriverError, DriverFn, check, is_sticky};
+use metrale_driver_sys::{CUcontext, DriverApi, DriverError, is_sticky};
 use metrale_registry::CudaHost;
 use parking_lot::Mutex;
 
-use crate::backend::MetraleCudaBackend;
 use crate::error::ContextLost;
-
-/// Why a context is lost: the first answer that told of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct FaultReason {
-    /// The device.
-    pub ordinal: usize,
-    /// Function and status of the call that showed the fault. It need not be the call that caused it.
-    pub driver: DriverError,
-    /// What had been done just before, where that is known: a launch that was waited for, or one that was refused.
-    pub after: Option<String>,
-}
-
-impl fmt::Display for FaultReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the context of device {} is lost since {}", self.ordinal, self.driver)?;
-        match &self.after {
-            Some(after) => write!(f, ", found after {after}"),
-            None => Ok(()),
-        }
-    }
-}
+use crate::fault_reason::FaultReason;
 
 /// Remembers the first reason for which a device's context was lost.
 ///
@@ -181,40 +158,11 @@ fn trip_current(driver: &dyn DriverApi, error: DriverError) {
     }
 }
 
-impl MetraleCudaBackend {
-    /// After a launch or fill that failed: waits for its stream to learn whether the context is lost, and latches that.
-    /// The caller's error stays what it was. A stream that captures is left alone, since the wait would end the capture;
-    /// so is one that cannot say.
-    ///
-    /// # Safety
-    /// The stream stays alive over the call.
-    #[cold]
-    pub(crate) unsafe fn check_after_refusal(
-        &self,
-        failed: DriverError,
-        stream: u64,
-        after: impl FnOnce() -> String,
-    ) {
-        if is_sticky(failed.status) {
-            self.latch().trip(failed, Some(after()));
-            return;
-        }
-        // SAFETY: the caller's promise.
-        if self.context_fault().is_some() || unsafe { self.is_capturing_or_cannot_tell(stream) } {
-            return;
-        }
-        // SAFETY: no memory is passed; the caller's promise for the stream.
-        let status = unsafe { self.driver().cuStreamSynchronize(stream) };
-        if let Err(error) = check(DriverFn::cuStreamSynchronize, status) {
-            self.latch().trip(error, Some(after()));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use metrale_driver_sim::{Profile, SimDriver};
+    use metrale_driver_sys::DriverFn;
 
     fn driver() -> Arc<dyn DriverApi> {
         Arc::new(SimDriver::new(Profile::h200()))

@@ -4,11 +4,11 @@
 use core::ffi::c_void;
 use std::sync::Arc;
 
-use anyhow::Result;
 use metrale_registry::MetraleRegistry;
 use metrale_telemetry::KernelAudit;
 
 use crate::backend::MetraleCudaBackend;
+use crate::error::Result;
 use crate::gpu::GpuKernels;
 use crate::launch::{KernelLaunch, LaunchDims};
 use crate::raw_handles::{DevicePtr, KernelHandle};

@@ -4,19 +4,17 @@
 use core::ffi::c_void;
 use std::sync::Arc;
 
-use anyhow::{Error, Result};
 use metrale_driver_sys::{CUtensorMap, DriverError, DriverFn, check, is_sticky};
 use metrale_registry::RegistryError;
-use metrale_telemetry::{KernelAudit, KernelUsage, Launch, LaunchArg, LaunchKind, run_metrics};
-use parking_lot::RwLock;
-use rustc_hash::FxHashMap;
+use metrale_telemetry::{KernelUsage, Launch, LaunchArg, LaunchKind, run_metrics};
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::failed;
+use crate::error::{Cause, Error, ErrorKind, Remedy, Result};
 use crate::gpu::GpuBackend;
 use crate::graph::{Submission, Uses};
+use crate::kernel_table::KernelInfo;
 use crate::raw_handles::{DevicePtr, KernelHandle};
-use crate::signature::{Signature, Signatures};
 use crate::timing::TimingSpan;
 
 /// A kernel that failed while it ran, found by waiting after its launch
@@ -54,61 +52,13 @@ fn extent([x, y, z]: [u32; 3]) -> String {
     format!("{x}x{y}x{z}")
 }
 
-/// What is known of a kernel. It never changes.
-struct KernelInfo {
-    /// `module::function`, for errors and traces.
-    name: Arc<str>,
-    /// Where the process's audit and the backend's own learn that it was launched.
-    usage: [KernelUsage; 2],
-    /// What it takes, where its image says so.
-    signature: Option<Signature>,
-    /// The tile width it publishes.
-    n_tile: Option<u32>,
-}
-
-/// The kernels this backend has looked up, by handle.
-#[derive(Default)]
-pub(crate) struct Kernels {
-    known: RwLock<FxHashMap<u64, Arc<KernelInfo>>>,
-}
-
-impl Kernels {
-    /// What is known of a kernel.
-    fn of(&self, handle: u64) -> Option<Arc<KernelInfo>> {
-        self.known.read().get(&handle).cloned()
+impl Cause for KernelFault {
+    fn kind(&self) -> ErrorKind {
+        ErrorKind::ContextLost
     }
 
-    /// Whether a kernel was looked up before.
-    fn knows(&self, handle: u64) -> bool {
-        self.known.read().contains_key(&handle)
-    }
-
-    /// Keeps what is known of a kernel beside its handle.
-    fn learn(
-        &self,
-        handle: u64,
-        (module, function): (&str, &str),
-        audit: &KernelAudit,
-        signatures: &Signatures,
-        n_tile: Option<u32>,
-    ) {
-        let usage = [run_metrics::process().audit(), audit].map(|audit| audit.usage(module, function));
-        let name = format!("{module}::{function}").into();
-        let signature = signatures.of(module, function);
-        let known = KernelInfo { name, usage, signature, n_tile };
-        self.known.write().insert(handle, Arc::new(known));
-    }
-
-    /// The tile width that a kernel publishes.
-    pub(crate) fn n_tile(&self, handle: u64) -> Option<u32> {
-        self.known.read().get(&handle)?.n_tile
-    }
-
-    fn name(&self, handle: u64) -> Arc<str> {
-        match self.known.read().get(&handle) {
-            Some(kernel) => Arc::clone(&kernel.name),
-            None => format!("{handle:#x}").into(),
-        }
+    fn remedy(&self) -> Remedy {
+        Remedy::Relaunch
     }
 }
 
@@ -338,8 +288,8 @@ fn grow(many: &mut Vec<*mut c_void>, count: usize) -> &mut [*mut c_void] {
 /// The registry's error for a refused launch, unwrapped to its typed cause.
 fn launch_error(error: RegistryError) -> Error {
     match error {
-        RegistryError::Launch(refused) => Error::new(*refused),
-        other => Error::new(other),
+        RegistryError::Launch(refused) => (*refused).into(),
+        other => other.into(),
     }
 }
 

@@ -63,13 +63,17 @@ mod config;
 mod device;
 mod device_arch;
 mod diagnostics;
+mod environment;
 pub mod error;
 mod event;
 mod fault_latch;
+mod fault_probe;
+mod fault_reason;
 mod gpu;
 mod graph;
 mod handle_tombstones;
 mod handles;
+mod kernel_table;
 mod kernels;
 mod launch;
 mod ledger_writer;
@@ -82,6 +86,7 @@ mod owners;
 mod parts;
 mod raw_handles;
 mod signature;
+mod span_table;
 mod stream;
 mod streams;
 mod sweep;
@@ -94,11 +99,14 @@ pub mod redzone;
 pub mod tensormap;
 
 pub use backend::{BackendBuilder, MetraleCudaBackend};
-pub use config::{BackendConfig, ConfigError, DEBUG_SYNC_KERNELS, RECENT_EVENTS, TIME_KERNELS};
+pub use config::{BackendConfig, DEBUG_SYNC_KERNELS, RECENT_EVENTS, TIME_KERNELS};
+pub use environment::ConfigError;
 pub use error::{
-    BadArgument, CallFailed, ContextLost, FeatureOff, LedgerConflict, NotSupported, Remedy, remedy,
+    BadArgument, CallFailed, ContextLost, Error, ErrorKind, FeatureOff, LedgerConflict, NotSupported, Remedy,
+    Result, cause, remedy,
 };
-pub use fault_latch::{FaultLatch, FaultReason};
+pub use fault_latch::FaultLatch;
+pub use fault_reason::FaultReason;
 pub use gpu::{
     GpuBackend, GpuCopies, GpuDevice, GpuDiagnostics, GpuGraphs, GpuKernels, GpuMemory, GpuStreams,
 };

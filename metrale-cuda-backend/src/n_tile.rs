@@ -4,11 +4,11 @@
 
 use core::ffi::c_void;
 
-use anyhow::Result;
 use metrale_driver_sys::DriverFn;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
+use crate::error::{Result, causes};
 use crate::raw_handles::DevicePtr;
 
 /// What follows an entry's name.
@@ -31,6 +31,8 @@ pub struct NTileError {
     /// Its size in bytes.
     pub bytes: usize,
 }
+
+causes! { NTileError: Module }
 
 impl MetraleCudaBackend {
     /// Reads the width that a kernel publishes, if it does. Works on a thread that is not bound.

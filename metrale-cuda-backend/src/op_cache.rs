@@ -14,14 +14,13 @@ use std::collections::hash_map::Entry;
 use std::panic::Location;
 use std::sync::Arc;
 
-use anyhow::Result;
 use metrale_driver_sys::{CU_EVENT_DISABLE_TIMING, CUevent, DriverError};
 use metrale_ledger::AllocKind;
 use parking_lot::Mutex;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
-use crate::error::BadArgument;
+use crate::error::{BadArgument, Result};
 use crate::fault_latch::noted;
 use crate::gpu::OpHandle;
 use crate::graph::Reach;

@@ -31,17 +31,5 @@ pub use software::{Profile, SimDriver};
 
 /// Where the driver in software comes in.
 #[cfg(feature = "sim")]
-mod software {
-    use std::sync::Arc;
-
-    pub use metrale_driver_sim::{Profile, SimDriver};
-
-    use crate::BackendBuilder;
-
-    impl BackendBuilder {
-        /// Works on a driver in software with the given profile, made for this backend alone. Feature `sim`.
-        pub fn software(self, profile: Profile) -> Self {
-            self.driver(Arc::new(SimDriver::new(profile)))
-        }
-    }
-}
+#[path = "software.rs"]
+mod software;

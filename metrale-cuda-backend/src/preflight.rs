@@ -12,6 +12,7 @@ use metrale_driver_sys::image::fatbin::{EntryKind, Fatbin};
 use metrale_driver_sys::image::ptx::Header;
 
 use crate::arch::{CodeTarget, DeviceArch, Shortfall};
+use crate::error::causes;
 
 /// What a module was built for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub struct ModuleTarget {
     /// The multiprocessors that its grids were laid out for, where the build recorded them.
     pub sm_count: Option<u32>,
 }
+
+causes! { PreflightError: Module }
 
 impl ModuleTarget {
     /// A module with the code it brings.

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Streams: making, waiting, asking.
 
-use anyhow::Result;
 use metrale_driver_sys::{CU_STREAM_CAPTURE_STATUS_NONE, DriverError, stream_capture_status};
 use metrale_telemetry::{Counter, run_metrics};
 
 use crate::backend::MetraleCudaBackend;
+use crate::error::Result;
 
 /// The legacy default stream, which synchronizes with every stream that did not opt out.
 pub const LEGACY_STREAM: u64 = 0;

@@ -3,14 +3,13 @@
 
 use std::panic::Location;
 
-use anyhow::Result;
 use metrale_driver_sys::{
     CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY,
 };
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask, failed};
-use crate::error::BadArgument;
+use crate::error::{BadArgument, Result};
 use crate::event::{CAPTURED, stale, why};
 use crate::gpu::{GpuBackend, GpuStreams};
 use crate::graph::Reach;

@@ -6,13 +6,13 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use anyhow::{Error, Result};
 use metrale_driver_sys::{DriverError, is_sticky};
 use metrale_ledger::{AllocKind, ByteSize};
 use metrale_registry::is_teardown_noop;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::failed;
+use crate::error::{Cause, ContextLost, ErrorKind, Remedy, Result};
 use crate::graph::Reach;
 use crate::ledger_writer::{LedgerWriter, Left};
 use crate::parts::KEEPS_LEDGER;
@@ -25,8 +25,8 @@ const OWNED: [AllocKind; 2] = [AllocKind::Arena, AllocKind::Pinned];
 /// Call sites named in a warning.
 const SITES: usize = 5;
 
-/// A sweep that found the context lost. Around the [`ContextLost`](crate::ContextLost) that says why.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+/// A sweep that found the context lost.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a sweep took {swept} allocations off the ledger, and {not_freed} of them could not be freed")]
 #[non_exhaustive]
 pub struct SweepIncomplete {
@@ -34,6 +34,19 @@ pub struct SweepIncomplete {
     pub swept: usize,
     /// Those whose memory the driver did not free. They are on the ledger, marked.
     pub not_freed: usize,
+    /// Why.
+    #[source]
+    pub lost: ContextLost,
+}
+
+impl Cause for SweepIncomplete {
+    fn kind(&self) -> ErrorKind {
+        ErrorKind::ContextLost
+    }
+
+    fn remedy(&self) -> Remedy {
+        Remedy::Relaunch
+    }
 }
 
 /// What one sweep took off the ledger, and what came of it.
@@ -148,11 +161,12 @@ impl MetraleCudaBackend {
         self.outside_capture(Reach::ThreadOrOwner(self.graph_client().owner), DOING, ADVICE)?;
         match self.enter() {
             Ok(_current) => {
-                let swept = self.sweep("a load was abandoned, or they have no owner that frees them");
+                let (swept, not_freed) =
+                    self.sweep("a load was abandoned, or they have no owner that frees them");
                 // A free may have been the call that showed a fault.
                 match sound() {
-                    Ok(()) => Ok(swept.swept),
-                    Err(lost) => Err(Error::new(lost).context(swept)),
+                    Ok(()) => Ok(swept),
+                    Err(lost) => Err(SweepIncomplete { swept, not_freed, lost }.into()),
                 }
             }
             // The context is gone, and the memory with it: nothing to free, nothing to warn of.
@@ -161,9 +175,10 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// Drains the ledger and frees all of it, with one warning. The context is current.
+    /// Drains the ledger and frees all of it, with one warning. Returns how many allocations that were, and how many of them the
+    /// driver did not free. The context is current.
     #[track_caller]
-    fn sweep(&self, causes: &str) -> SweepIncomplete {
+    fn sweep(&self, causes: &str) -> (usize, usize) {
         // Graphs first: none may be left that would replay on freed memory.
         let memory = self.ledger_writer().live(&SWEEPABLE);
         let graphs = self.destroy_graphs_using(&memory, true);
@@ -181,7 +196,7 @@ impl MetraleCudaBackend {
             );
             not_freed = swept.free(self.ledger_writer(), |addr| self.free_swept(addr));
         }
-        SweepIncomplete { swept: count, not_freed }
+        (count, not_freed)
     }
 
     /// Frees what is left of a kind that no sweep takes, with a warning of its own. The context is current.

@@ -7,38 +7,14 @@
 use core::fmt;
 use std::sync::Arc;
 
-use anyhow::Result;
 use metrale_driver_sys::{CU_EVENT_DEFAULT, CUDA_ERROR_NOT_READY, CUevent, DriverError};
-use metrale_telemetry::{PendingSpans, run_metrics};
-use parking_lot::Mutex;
+use metrale_telemetry::run_metrics;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
+use crate::error::Result;
 use crate::parts::TIMES_SPANS;
-
-/// Spans that may wait to be read. Each holds two events, a few hundred bytes of the driver's.
-const PENDING_LIMIT: usize = 4096;
-
-/// The two events of a span.
-type Pair = (CUevent, CUevent);
-
-/// One backend's spans.
-pub(crate) struct Timing {
-    state: Mutex<TimingState>,
-}
-
-struct TimingState {
-    pending: PendingSpans<Pair>,
-    /// Events to use again.
-    spare: Vec<CUevent>,
-}
-
-impl Default for Timing {
-    fn default() -> Self {
-        let pending = PendingSpans::with_limit(PENDING_LIMIT);
-        Self { state: Mutex::new(TimingState { pending, spare: Vec::new() }) }
-    }
-}
+use crate::span_table::{PENDING_LIMIT, Pair, TimingState};
 
 /// What a harvest of spans brought.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use common::{KIB, MIB, backend};
 use metrale_cuda_backend::{
     AllocKind, BadArgument, DevicePtr, DriverApi, ForgetError, FreeError, MetraleCudaBackend, OutOfMemory,
-    Remedy, Verdict, remedy,
+    Remedy, Verdict,
 };
 use metrale_driver_sim::on_both_drivers;
 
@@ -38,9 +38,9 @@ on_both_drivers! {
 
     mistakes_are_answered_with_their_kind_and_change_nothing(driver) {
         let backend = backend(driver);
-        let cause = |result: anyhow::Result<()>| {
+        let cause = |result: metrale_cuda_backend::Result<()>| {
             let error = result.unwrap_err();
-            assert_eq!(remedy(&error), Some(Remedy::FixCall));
+            assert_eq!(error.remedy(), Remedy::FixCall);
             error.downcast::<FreeError>().expect("typed").cause
         };
         backend.free(DevicePtr::NULL).unwrap();
@@ -78,7 +78,7 @@ on_both_drivers! {
         for bytes in [total as usize + 1, usize::MAX] {
             let error = backend.alloc(bytes).unwrap_err();
             // No freeing helps it.
-            assert_eq!(remedy(&error), Some(Remedy::FixCall));
+            assert_eq!(error.remedy(), Remedy::FixCall);
             let error = error.downcast::<OutOfMemory>().expect("typed");
             assert_eq!(error.driver, None);
             assert_eq!(error.verdict, Verdict::AboveTotal { excess_bytes: bytes as u64 - total });
@@ -92,7 +92,7 @@ on_both_drivers! {
         let info = backend.memory_info().unwrap();
         let bytes = (info.free_bytes + 32 * MIB as u64) as usize;
         let error = backend.alloc(bytes).unwrap_err();
-        assert_eq!(remedy(&error), Some(Remedy::FreeAndRetry));
+        assert_eq!(error.remedy(), Remedy::FreeAndRetry);
         let error = error.downcast::<OutOfMemory>().expect("typed");
         assert_eq!(error.driver.map(|driver| driver.status), Some(2));
         assert_eq!((error.requested_bytes, error.free_bytes), (bytes as u64, Some(info.free_bytes)));

@@ -10,7 +10,7 @@ use common::hooked::HookedDriver;
 use common::{KERNELS, backend, backend_with_kernels, logged, sim, sim_with_kernels, words32};
 use metrale_cuda_backend::{
     BackendConfig, ConfigError, DEBUG_SYNC_KERNELS, DriverFn, GpuBackend, HostError, KernelLaunch,
-    MetraleCudaBackend, PinnedBuffer, RegistryError, Remedy, remedy,
+    MetraleCudaBackend, PinnedBuffer, RegistryError, Remedy, cause,
 };
 use metrale_driver_sim::{FaultDriver, Profile, SimDriver};
 
@@ -29,7 +29,7 @@ fn a_module_that_does_not_load_names_itself_and_leaves_nothing() {
         [b"".as_slice(), b"<html></html>", b".version 9.0\n.target sm_90, fastmath\n.address_size 64\n"]
     {
         let error = build(image).unwrap_err();
-        assert_eq!(remedy(&error), Some(Remedy::FixCall));
+        assert_eq!(error.remedy(), Remedy::FixCall);
         assert!(error.is::<RegistryError>() && error.to_string().contains("\"broken\""), "{error}");
         assert!(driver.leaks().is_empty(), "{:?}", driver.leaks());
     }
@@ -73,7 +73,7 @@ fn a_driver_with_the_basics_alone_runs_a_model() {
         backend.memset_d32_async(at, 1, 4, stream).unwrap_err(),
         backend.device_symbol("kernels", "steps").unwrap_err(),
     ] {
-        assert_eq!(remedy(&error), Some(Remedy::FixCall), "{error}");
+        assert_eq!(error.remedy(), Remedy::FixCall, "{error}");
         assert!(error.to_string().contains("(801)"), "{error}");
     }
     backend.destroy_event(event).unwrap();
@@ -113,7 +113,7 @@ fn a_start_is_one_line_of_the_log() {
 #[test]
 fn a_device_that_is_not_there_says_how_many_there_are() {
     let error = MetraleCudaBackend::builder().driver(sim()).ordinal(3).build().unwrap_err();
-    assert_eq!(remedy(&error), Some(Remedy::FixCall));
+    assert_eq!(error.remedy(), Remedy::FixCall);
     assert!(error.is::<HostError>() && error.to_string().contains("1 device"), "{error}");
     let none = Arc::new(SimDriver::builder().build());
     assert!(MetraleCudaBackend::builder().driver(none).build().unwrap_err().is::<HostError>());
@@ -155,7 +155,7 @@ fn the_facts_are_the_devices() {
 fn new_takes_the_systems_driver_or_says_what_to_install() {
     match MetraleCudaBackend::new(0, &[("kernels", KERNELS)]) {
         Ok(backend) => assert!(backend.kernel("kernels", "fill").is_ok()),
-        Err(error) => assert!(error.is::<HostError>(), "{error}"),
+        Err(error) => assert!(cause::<HostError>(&error).is_some(), "{error}"),
     }
 }
 

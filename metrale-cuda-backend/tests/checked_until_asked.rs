@@ -14,7 +14,12 @@ use metrale_cuda_backend::{Copy2d, DevicePtr, DriverFn, MetraleCudaBackend, Pinn
 
 const BYTES: usize = 64 * KIB;
 
-type Call = fn(&MetraleCudaBackend, good: DevicePtr, stale: DevicePtr, stream: u64) -> anyhow::Result<()>;
+type Call = fn(
+    &MetraleCudaBackend,
+    good: DevicePtr,
+    stale: DevicePtr,
+    stream: u64,
+) -> metrale_cuda_backend::Result<()>;
 
 /// Every safe call that writes to an address it is given, and the driver's function it ends in.
 const WRITES: &[(DriverFn, Call)] = &[

@@ -23,7 +23,7 @@ fn read(backend: &MetraleCudaBackend, at: DevicePtr, bytes: usize) -> Vec<u8> {
     back
 }
 
-fn out_of_bounds(result: anyhow::Result<()>) -> CopyOutOfBounds {
+fn out_of_bounds(result: metrale_cuda_backend::Result<()>) -> CopyOutOfBounds {
     result.unwrap_err().downcast::<CopyOutOfBounds>().expect("typed")
 }
 

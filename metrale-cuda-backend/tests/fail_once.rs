@@ -12,10 +12,10 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use anyhow::{Error, Result};
 use common::{KERNELS, KIB, MIB, logged, sim_with_kernels};
 use metrale_cuda_backend::{
-    BackendConfig, Copy2d, DriverApi, DriverFn, KernelLaunch, MetraleCudaBackend, PinnedBuffer, Uploader,
+    BackendConfig, Copy2d, DriverApi, DriverFn, Error, KernelLaunch, MetraleCudaBackend, PinnedBuffer,
+    Result, Uploader,
 };
 use metrale_driver_sim::{FaultDriver, Leaks, SimDriver, TraceCall, TraceDriver};
 

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use common::hooked::HookedDriver;
 use common::{MIB, backend, logged, sim};
 use metrale_cuda_backend::{
-    AllocKind, BackendConfig, CallFailed, DriverApi, DriverError, DriverFn, FreeError, LedgerConflict,
-    MetraleCudaBackend, Remedy, Uploader, remedy,
+    AllocKind, BackendConfig, CallFailed, DriverApi, DriverError, DriverFn, Error, FreeError, LedgerConflict,
+    MetraleCudaBackend, Remedy, Uploader,
 };
 use metrale_driver_sim::{FaultDriver, TraceDriver};
 
@@ -64,7 +64,7 @@ fn memory_the_ledger_cannot_record_is_freed() {
     // SAFETY: the driver returned the address, and nothing uses the memory.
     assert_eq!(unsafe { driver.cuMemFree_v2(ptr.0) }, 0);
     let error = backend.alloc(4096).unwrap_err();
-    assert_eq!(remedy(&error), Some(Remedy::ReportBug));
+    assert_eq!(error.remedy(), Remedy::ReportBug);
     let conflict = error.downcast_ref::<LedgerConflict>().expect("typed");
     assert_eq!((conflict.addr, conflict.bytes), (ptr.0, 4096));
     assert!(error.to_string().contains("without telling it"), "{error}");
@@ -92,10 +92,13 @@ fn conflict_that_leaks(status: i32) -> LedgerConflict {
 fn memory_that_can_be_neither_recorded_nor_freed_is_told_with_the_drivers_answer() {
     let conflict = conflict_that_leaks(999);
     let refusal = DriverError { function: DriverFn::cuMemFree_v2, status: 999 };
-    assert_eq!((conflict.not_freed, conflict.remedy()), (Some(refusal), Remedy::ReportBug));
+    assert_eq!(
+        (conflict.not_freed, Error::from(conflict.clone()).remedy()),
+        (Some(refusal), Remedy::ReportBug)
+    );
     let text = conflict.to_string();
     assert!(text.contains("is leaked") && text.contains(&refusal.to_string()), "{text}");
-    assert_eq!(remedy(&conflict_that_leaks(700).into()), Some(Remedy::Relaunch));
+    assert_eq!(Error::from(conflict_that_leaks(700)).remedy(), Remedy::Relaunch);
 }
 
 #[test]

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 
-use anyhow::Result;
 use common::hooked::HookedDriver;
 use common::{backend, backend_with_kernels, sim, sim_with_kernels};
+use metrale_cuda_backend::Result;
 use metrale_cuda_backend::{
     BadArgument, Copy2d, DevicePtr, DriverApi, DriverFn, KernelLaunch, MetraleCudaBackend, PinnedByGraph,
 };

@@ -7,12 +7,12 @@ mod common;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
-use anyhow::Error;
 use common::hooked::HookedDriver;
 use common::{MIB, assert_site, backend, backend_with_kernels, sim, sim_with_kernels};
+use metrale_cuda_backend::Error;
 use metrale_cuda_backend::{
     BadArgument, CallFailed, CaptureGuard, Capturing, Copy2d, DevicePtr, DriverApi, DriverFn, KernelLaunch,
-    MetraleCudaBackend, NotCapturing, PinnedByGraph, PinnedPtr, Remedy, remedy,
+    MetraleCudaBackend, NotCapturing, PinnedByGraph, PinnedPtr, Remedy,
 };
 use metrale_driver_sim::driver_sys::SCALE;
 use metrale_driver_sim::{Profile, SimDriver, TraceDriver, on_both_drivers};
@@ -197,7 +197,7 @@ on_both_drivers! {
         let scene = Scene::new(driver);
         for ((name, word, call), value) in refused().into_iter().zip(1..) {
             let (line, error) = scene.in_a_capture(value, scene.stream, |scene, _| call(scene));
-            assert_eq!(remedy(&error), Some(Remedy::FixCall), "{name}");
+            assert_eq!(error.remedy(), Remedy::FixCall, "{name}");
             let text = error.to_string();
             let refusal = error.downcast::<Capturing>().unwrap_or_else(|error| panic!("{name}: {error}"));
             assert_eq!(refusal.stream, scene.stream, "{name}");
@@ -431,7 +431,7 @@ mod cases {
             // 2 is the stream of each thread, which waits for the legacy one.
             for own in [0, 1, 2] {
                 let error = backend.begin_capture(own).unwrap_err();
-                assert_eq!(remedy(&error), Some(Remedy::FixCall));
+                assert_eq!(error.remedy(), Remedy::FixCall);
                 assert!(error.is::<BadArgument>() && error.to_string().contains("use another stream"), "{error}");
             }
             backend.synchronize().unwrap();
@@ -617,7 +617,7 @@ fn a_stream_that_goes_while_a_capture_begins_was_first_or_is_refused() {
                     captured += 1;
                     // A release may also meet the call that begins the capture.
                     let error = went.unwrap_err();
-                    assert_eq!(remedy(&error), Some(Remedy::FixCall), "{error}");
+                    assert_eq!(error.remedy(), Remedy::FixCall, "{error}");
                     backend.destroy_graph(capture.end().unwrap()).unwrap();
                     backend.destroy_stream(stream).unwrap();
                 }

@@ -7,16 +7,16 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
 
-use anyhow::Result;
 use common::hooked::HookedDriver;
 use common::{
     KIB, MIB, assert_site, backend, backend_with_kernels, logged, sim, sim_with_kernels, with_kernels,
     words32,
 };
+use metrale_cuda_backend::Result;
 use metrale_cuda_backend::{
     BackendConfig, BadArgument, CallFailed, CaptureGuard, Capturing, ContextLost, DevicePtr, DriverApi,
     DriverFn, FreeError, GpuBackend, GraphFault, GraphHandle, GraphUpdate, KernelLaunch, MetraleCudaBackend,
-    NotCapturing, NotSupported, PinnedByGraph, Remedy, StreamInUse, remedy,
+    NotCapturing, NotSupported, PinnedByGraph, Remedy, StreamInUse,
 };
 use metrale_driver_sim::driver_sys::SCALE;
 use metrale_driver_sim::{FaultDriver, Profile, TraceDriver, on_both_drivers};
@@ -156,7 +156,7 @@ on_both_drivers! {
 
         let graph = capture.finish("decode").unwrap();
         let (free_line, error) = (line!(), backend.free(at).unwrap_err());
-        assert_eq!(remedy(&error), Some(Remedy::FixCall));
+        assert_eq!(error.remedy(), Remedy::FixCall);
         let text = error.to_string();
         let pinned = error.downcast::<PinnedByGraph>().expect("typed");
         assert_eq!((pinned.call, pinned.allocation.addr, pinned.holders.len()), ("free", at.0, 1));
@@ -492,7 +492,7 @@ on_both_drivers! {
                 backend.destroy_graph(handle).unwrap_err(),
                 backend.pin_graph(handle, at).unwrap_err(),
             ] {
-                assert_eq!(remedy(&error), Some(Remedy::FixCall));
+                assert_eq!(error.remedy(), Remedy::FixCall);
                 assert!(error.is::<BadArgument>() && error.to_string().contains(part), "{error}");
             }
         }
@@ -632,7 +632,7 @@ on_both_drivers! {
         unsafe { launch.on_stream(&backend, stream) }.unwrap();
         let graph = capture.finish("faulty").unwrap();
         let error = backend.launch_graph(graph, stream).unwrap_err();
-        assert_eq!(remedy(&error), Some(Remedy::Relaunch));
+        assert_eq!(error.remedy(), Remedy::Relaunch);
         let fault = error.downcast_ref::<GraphFault>().expect("typed");
         assert_eq!((&*fault.name, fault.driver.status), ("faulty", 700));
         // Latched, with what is known of it.
@@ -782,7 +782,7 @@ fn a_driver_that_cannot_update_says_so_and_the_capture_goes_on() {
     backend.begin_capture(backend.stream()).unwrap();
     backend.memset_async(at, 2, 64, backend.stream()).unwrap();
     let error = backend.update_graph(graph, backend.stream()).unwrap_err();
-    assert_eq!(remedy(&error), Some(Remedy::FixCall));
+    assert_eq!(error.remedy(), Remedy::FixCall);
     assert!(error.is::<NotSupported>() && error.to_string().contains("CUDA 12"), "{error}");
     let new = backend.end_capture_named(backend.stream(), "new").unwrap();
     replay(&backend, new);
@@ -892,7 +892,7 @@ fn everything(driver: Arc<dyn DriverApi>) -> Result<()> {
             backend.memset_async(at.offset(512), 2, 64, s2)?;
             backend.record_event(event, s2)?;
             backend.wait_event(s1, event)?;
-            Ok::<_, anyhow::Error>(capture)
+            Ok::<_, metrale_cuda_backend::Error>(capture)
         };
         let graph = step(1)?.finish("step")?;
         backend.launch_graph(graph, s1)?;
@@ -973,7 +973,7 @@ fn a_graph_that_the_driver_keeps_stays_with_its_pins() {
     let capture = backend.capture(backend.stream()).unwrap();
     backend.memset_async(at, 1, 64, backend.stream()).unwrap();
     let error = capture.finish("large").unwrap_err();
-    assert_eq!(remedy(&error), Some(Remedy::FreeAndRetry));
+    assert_eq!(error.remedy(), Remedy::FreeAndRetry);
     assert!(error.to_string().contains("instantiating graph \"large\""), "{error}");
     backend.free(at).unwrap();
     assert!(driver.leaks().graphs.is_empty());
@@ -1216,7 +1216,7 @@ fn no_capture_begins_while_host_memory_is_lent_to_a_copy() {
             driver.before_each(|_| {});
             copied.unwrap();
             let refused = refused.lock().unwrap().take().expect("the copy was queued");
-            assert_eq!(remedy(&refused), Some(Remedy::FixCall));
+            assert_eq!(refused.remedy(), Remedy::FixCall);
             let refused = refused.downcast::<StreamInUse>().expect("typed");
             assert!(refused.stream == stream && refused.to_string().contains("another stream"), "{refused}");
             thread::spawn(again).join().unwrap().unwrap();

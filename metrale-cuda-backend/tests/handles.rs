@@ -13,7 +13,7 @@ use common::hooked::HookedDriver;
 use common::{KERNELS, backend, logged, sim, sim_with_kernels};
 use metrale_cuda_backend::{
     BackendConfig, BadArgument, Copy2d, DevicePtr, DriverApi, DriverFn, GraphHandle, KernelLaunch,
-    LEGACY_STREAM, MetraleCudaBackend, Remedy, Uploader, remedy,
+    LEGACY_STREAM, MetraleCudaBackend, Remedy, Uploader,
 };
 use metrale_driver_sim::driver_sys::SCALE;
 use metrale_driver_sim::{TraceDriver, on_both_drivers};
@@ -31,7 +31,7 @@ fn every_use_of_a_stream(
     backend: &MetraleCudaBackend,
     at: DevicePtr,
     stream: u64,
-) -> Vec<(&'static str, anyhow::Result<()>)> {
+) -> Vec<(&'static str, metrale_cuda_backend::Result<()>)> {
     let event = backend.create_event().unwrap();
     let mut host = [7; 16];
     let fill = backend.kernel("kernels", "fill").unwrap();
@@ -72,7 +72,7 @@ fn every_use_of_a_stream(
 fn every_capture_of_a_stream(
     backend: &MetraleCudaBackend,
     stream: u64,
-) -> Vec<(&'static str, anyhow::Result<()>)> {
+) -> Vec<(&'static str, metrale_cuda_backend::Result<()>)> {
     let empty = backend.capture(backend.stream()).unwrap().end().unwrap();
     let event = backend.create_event().unwrap();
     let outcomes = vec![
@@ -95,7 +95,7 @@ fn every_use_of_an_event(
     backend: &MetraleCudaBackend,
     live: u64,
     event: u64,
-) -> Vec<(&'static str, anyhow::Result<()>)> {
+) -> Vec<(&'static str, metrale_cuda_backend::Result<()>)> {
     backend.record_event(live, backend.stream()).unwrap();
     backend.synchronize_event(live).unwrap();
     vec![
@@ -109,10 +109,10 @@ fn every_use_of_an_event(
 }
 
 /// All were refused, each with these words.
-fn assert_refused(outcomes: Vec<(&'static str, anyhow::Result<()>)>, words: &[&str]) {
+fn assert_refused(outcomes: Vec<(&'static str, metrale_cuda_backend::Result<()>)>, words: &[&str]) {
     for (call, outcome) in outcomes {
         let error = outcome.expect_err(call);
-        assert_eq!(remedy(&error), Some(Remedy::FixCall), "{call}");
+        assert_eq!(error.remedy(), Remedy::FixCall, "{call}");
         let error = error.downcast::<BadArgument>().expect(call);
         assert!(
             words.iter().all(|word| error.what.contains(word)),
@@ -121,7 +121,7 @@ fn assert_refused(outcomes: Vec<(&'static str, anyhow::Result<()>)>, words: &[&s
     }
 }
 
-fn assert_done(outcomes: Vec<(&'static str, anyhow::Result<()>)>) {
+fn assert_done(outcomes: Vec<(&'static str, metrale_cuda_backend::Result<()>)>) {
     for (call, outcome) in outcomes {
         outcome.unwrap_or_else(|error| panic!("{call}: {error:#}"));
     }

@@ -9,7 +9,7 @@ use common::hooked::HookedDriver;
 use common::{KERNELS, MIB, backend, sim, sim_with_kernels};
 use metrale_cuda_backend::{
     BackendConfig, Copy2d, DevicePtr, DriverApi, DriverFn, End, FoundMemory, MetraleCudaBackend,
-    NotDeviceMemory, PinnedBuffer, Remedy, Side, Uploader, remedy,
+    NotDeviceMemory, PinnedBuffer, Remedy, Side, Uploader,
 };
 use metrale_driver_sim::driver_sys::{CU_MEM_ATTACH_GLOBAL, attribute};
 use metrale_driver_sim::{Profile, SimDriver, TraceDriver, on_both_drivers};
@@ -20,7 +20,7 @@ fn every_use(
     backend: &MetraleCudaBackend,
     good: DevicePtr,
     wrong: DevicePtr,
-) -> Vec<(&'static str, End, anyhow::Result<()>)> {
+) -> Vec<(&'static str, End, metrale_cuda_backend::Result<()>)> {
     use End::{Destination, Source};
     let stream = backend.stream();
     let (mut from, mut to) = ([0xA5; 16], [0; 16]);
@@ -70,7 +70,7 @@ fn assert_refused(
 ) {
     for (call, end, outcome) in every_use(backend, good, wrong) {
         let error = outcome.expect_err(call);
-        assert_eq!(remedy(&error), Some(Remedy::FixCall), "{call}");
+        assert_eq!(error.remedy(), Remedy::FixCall, "{call}");
         let error = error.downcast::<NotDeviceMemory>().expect(call);
         assert!((error.end, error.addr) == (end, wrong.0) && found(&error.found), "{call}: {error}");
         assert!(error.to_string().contains("as the host side of a copy"), "{call}: {error}");
@@ -137,7 +137,7 @@ on_both_drivers! {
         let good = backend.alloc(4096).unwrap();
         let heap = vec![0x5A_u8; 4096];
         for (call, _, outcome) in every_use(&backend, good, address_of(heap.as_ptr())) {
-            assert_eq!(remedy(&outcome.expect_err(call)), Some(Remedy::FixCall), "{call}");
+            assert_eq!(outcome.expect_err(call).remedy(), Remedy::FixCall, "{call}");
         }
         assert!(heap.iter().all(|&byte| byte == 0x5A));
         backend.free(good).unwrap();

@@ -10,7 +10,7 @@ use common::{KERNELS, sim_with_kernels};
 use metrale_cuda_backend::{
     BackendConfig, BadArgument, CUtensorMap, ContextLost, DevicePtr, DriverApi, DriverFn, FreeError,
     GpuBackend, KernelFault, KernelLaunch, LaunchError, LaunchExcess, MetraleCudaBackend, RegistryError,
-    Remedy, remedy,
+    Remedy,
 };
 use metrale_driver_sim::driver_sys::{KNOWN_STATUSES, is_sticky};
 use metrale_driver_sim::{FaultDriver, SimDriver, on_both_drivers};
@@ -164,7 +164,7 @@ on_both_drivers! {
     a_kernel_that_is_not_there_is_an_error_or_nothing(driver; sim: sim_with_kernels()) {
         let backend = backend(driver);
         let error = backend.kernel("kernels", "fil").unwrap_err();
-        assert_eq!(remedy(&error), Some(Remedy::FixCall));
+        assert_eq!(error.remedy(), Remedy::FixCall);
         assert!(error.is::<RegistryError>() && error.to_string().contains("\"fill\""), "{error}");
         assert!(backend.kernel("kernel", "fill").unwrap_err().to_string().contains("\"kernels\""));
         assert_eq!(backend.optional_kernel("kernels", "fil").unwrap(), None);
@@ -207,7 +207,7 @@ on_both_drivers! {
             (launch([1, 1, 1], [1, 1, 65], 0).unwrap_err(), "65 threads a block along z, where the device gives 64"),
             (launch([1, 65_536, 1], [1, 1, 1], 0).unwrap_err(), "65536 blocks along y, where the device gives 65535"),
         ] {
-            assert_eq!(remedy(&error), Some(Remedy::FixCall));
+            assert_eq!(error.remedy(), Remedy::FixCall);
             let refused = error.downcast_ref::<LaunchError>().expect("typed");
             assert_eq!(refused.name, Some(("kernels", "fill".to_owned())));
             assert!(error.to_string().contains(text), "{error}");
@@ -231,12 +231,12 @@ on_both_drivers! {
         let mut launch = KernelLaunch::new(stray).u64(0x10_0000);
         // SAFETY: none of the kernel's writes reaches memory: the address is mapped nowhere, which is what is tested.
         let error = unsafe { launch.on_stream(&backend, backend.stream()) }.unwrap_err();
-        assert_eq!(remedy(&error), Some(Remedy::Relaunch));
+        assert_eq!(error.remedy(), Remedy::Relaunch);
         let fault = error.downcast_ref::<KernelFault>().expect("typed");
         assert_eq!((&*fault.kernel, fault.driver.status), ("kernels::stray", 700));
         // From here on everything says so, and the drop is quiet about each allocation.
-        assert_eq!(remedy(&backend.alloc(64).unwrap_err()), Some(Remedy::Relaunch));
-        assert_eq!(remedy(&backend.synchronize().unwrap_err()), Some(Remedy::Relaunch));
+        assert_eq!(backend.alloc(64).unwrap_err().remedy(), Remedy::Relaunch);
+        assert_eq!(backend.synchronize().unwrap_err().remedy(), Remedy::Relaunch);
     }
 
     without_that_the_fault_shows_at_the_next_wait(driver; sim: sim_with_kernels()) {

@@ -9,7 +9,7 @@ use std::thread;
 
 use common::backend;
 use metrale_cuda_backend::{
-    ContextLost, DevicePtr, DriverApi, DriverFn, MetraleCudaBackend, PinnedBuffer, Remedy, remedy,
+    ContextLost, DevicePtr, DriverApi, DriverFn, MetraleCudaBackend, PinnedBuffer, Remedy,
 };
 use metrale_driver_sim::{FaultDriver, PageableCopies, Profile, SimDriver};
 
@@ -106,7 +106,7 @@ fn another_librarys_capture_does_not_keep_a_copy_from_being_waited_for() {
     source.fill(8);
     bytes.fill(1);
     // A wait that lends nothing says what the driver answered.
-    assert_eq!(remedy(&backend.synchronize_stream(stream).unwrap_err()), Some(Remedy::FixCall));
+    assert_eq!(backend.synchronize_stream(stream).unwrap_err().remedy(), Remedy::FixCall);
 
     let mut graph = 0;
     // SAFETY: the result pointer is a local.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use common::{KERNELS, logged, sim_with_kernels};
 use metrale_cuda_backend::{
     BackendConfig, ContextLost, DevicePtr, DriverApi, DriverFn, FaultLatch, GpuBackend, KernelLaunch,
-    LaunchError, MetraleCudaBackend, PinnedBuffer, Remedy, remedy,
+    LaunchError, MetraleCudaBackend, PinnedBuffer, Remedy,
 };
 use metrale_driver_sim::{FaultDriver, Profile, SimDriver, TraceDriver, on_both_drivers};
 
@@ -30,8 +30,8 @@ fn stray(backend: &MetraleCudaBackend) {
 }
 
 #[track_caller]
-fn lost(error: &anyhow::Error) -> &ContextLost {
-    assert_eq!(remedy(error), Some(Remedy::Relaunch), "{error:#}");
+fn lost(error: &metrale_cuda_backend::Error) -> &ContextLost {
+    assert_eq!(error.remedy(), Remedy::Relaunch, "{error:#}");
     error.downcast_ref().unwrap_or_else(|| panic!("{error:#}"))
 }
 

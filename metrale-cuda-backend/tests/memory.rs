@@ -15,7 +15,7 @@ use metrale_cuda_backend::memory::{
 };
 use metrale_cuda_backend::{
     AllocKind, BackendConfig, CallFailed, Capturing, DevicePtr, DriverApi, DriverFn, GpuBackend,
-    MetraleCudaBackend, OutOfMemory, Remedy, Verdict, remedy,
+    MetraleCudaBackend, OutOfMemory, Remedy, Verdict,
 };
 use metrale_driver_sim::driver_sys::attribute;
 use metrale_driver_sim::{FaultDriver, Profile, SimDriver, on_both_drivers};
@@ -260,12 +260,12 @@ fn a_cgroup_limit_bounds_pinned_memory_and_is_shown_on_every_device() {
         let held = backend.alloc_pinned(768 * KIB).unwrap();
         let asked = faulty.calls(DriverFn::cuMemAllocHost_v2);
         let error = backend.alloc_pinned(512 * KIB).unwrap_err();
-        assert_eq!(remedy(&error), Some(Remedy::FreeAndRetry));
+        assert_eq!(error.remedy(), Remedy::FreeAndRetry);
         let refused = error.downcast::<OutOfMemory>().expect("typed");
         assert_eq!(refused.verdict, Verdict::HostLimit { limit_bytes: 1 << 20, missing_bytes: 256 << 10 });
         assert!(refused.driver.is_none() && refused.to_string().contains("control group"), "{refused}");
         let error = backend.alloc_pinned(MIB + 1).unwrap_err();
-        assert_eq!(remedy(&error), Some(Remedy::FixCall), "{error}");
+        assert_eq!(error.remedy(), Remedy::FixCall, "{error}");
         assert_eq!(faulty.calls(DriverFn::cuMemAllocHost_v2), asked, "the driver was not asked");
         backend.free_pinned(held).unwrap();
         let all = backend.alloc_pinned(MIB).unwrap();
@@ -301,7 +301,7 @@ fn a_driver_that_does_not_answer_leaves_the_host() {
 fn spawn_oom_watchdog_refusal(
     builder: &metrale_cuda_backend::BackendBuilder,
     every: Duration,
-) -> anyhow::Error {
+) -> metrale_cuda_backend::Error {
     builder.spawn_oom_watchdog(512, every, None).unwrap_err()
 }
 
@@ -311,11 +311,12 @@ fn the_watchdog_fires_once_on_three_low_readings_and_a_good_one_resets() {
     let driver = Arc::new(SimDriver::new(Profile::h200().with_total_bytes(4 << 30)));
     let faulty = Arc::new(FaultDriver::new(driver));
     let backend = backend(faulty.clone());
-    let refused = |error: anyhow::Error| error.downcast_ref::<WatchdogError>().cloned().expect("typed");
+    let refused =
+        |error: metrale_cuda_backend::Error| error.downcast_ref::<WatchdogError>().cloned().expect("typed");
     let every = Duration::from_millis(5);
     assert_eq!(refused(backend.spawn_oom_watchdog(0, every).unwrap_err()), WatchdogError::ZeroThreshold);
     let error = backend.spawn_oom_watchdog(1 << 20, every).unwrap_err();
-    assert_eq!(remedy(&error), Some(Remedy::FixCall));
+    assert_eq!(error.remedy(), Remedy::FixCall);
     assert!(matches!(refused(error), WatchdogError::ThresholdAboveTotal { .. }));
 
     let (sender, fired) = mpsc::channel::<LowMemory>();
@@ -412,7 +413,7 @@ fn a_meminfo_path_that_cannot_be_read_is_refused_when_the_backend_is_built() {
         let driver = Arc::new(SimDriver::new(profile));
         let built = MetraleCudaBackend::builder().driver(driver).config(config.clone()).build();
         let error = built.expect_err("refused");
-        assert_eq!(remedy(&error), Some(Remedy::FixCall));
+        assert_eq!(error.remedy(), Remedy::FixCall);
         let text = format!("{error:#}");
         assert!(text.contains("meminfo_path") && text.contains("/absent/meminfo"), "{text}");
     }

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use common::sim;
 use metrale_cuda_backend::{
     BackendConfig, DriverApi, DriverFn, GpuBackend, KernelHandle, MetraleCudaBackend, NTileError, Remedy,
-    remedy,
 };
 use metrale_driver_sim::{FaultDriver, TraceDriver, on_both_drivers};
 
@@ -51,7 +50,7 @@ on_both_drivers! {
             backend.kernel("tiles", "wide").unwrap_err(),
             backend.optional_kernel("tiles", "wide").unwrap_err(),
         ] {
-            assert_eq!(remedy(&error), Some(Remedy::FixCall));
+            assert_eq!(error.remedy(), Remedy::FixCall);
             let wrong = error.downcast_ref::<NTileError>().expect("typed");
             assert_eq!((wrong.symbol.as_str(), wrong.bytes), ("wide_n_tile", 8));
         }

@@ -173,7 +173,7 @@ fn a_handle_is_made_once_for_each_name_and_type() {
     backend.op_handle("attention", make).unwrap();
     backend.op_handle("gemm", || Ok("another type")).unwrap();
     assert_eq!(made.load(Ordering::Relaxed), 2);
-    backend.op_handle::<u64>("failing", || anyhow::bail!("no library")).unwrap_err();
+    backend.op_handle::<u64>("failing", || Err(anyhow::anyhow!("no library").into())).unwrap_err();
     assert_eq!(*backend.op_handle("failing", || Ok(3_u64)).unwrap(), 3, "a failure is not kept");
     // One that makes another while it is made.
     let nested = backend.op_handle("outer", || Ok(*backend.op_handle("inner", || Ok(4_u16))? + 1)).unwrap();

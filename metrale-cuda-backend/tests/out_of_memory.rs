@@ -8,7 +8,7 @@ use std::sync::Arc;
 use common::{KIB, MIB, backend};
 use metrale_cuda_backend::{
     AllocEventKind, AllocKind, BackendConfig, DriverFn, FreedBy, MetraleCudaBackend, OutOfMemory,
-    PinnedBuffer, Remedy, Verdict, remedy,
+    PinnedBuffer, Remedy, Verdict,
 };
 use metrale_driver_sim::{FaultDriver, Profile, SimDriver};
 
@@ -20,7 +20,7 @@ fn small() -> Arc<SimDriver> {
 #[track_caller]
 fn fail(backend: &MetraleCudaBackend, bytes: usize) -> OutOfMemory {
     let error = backend.alloc(bytes).unwrap_err();
-    assert_eq!(remedy(&error), Some(Remedy::FreeAndRetry));
+    assert_eq!(error.remedy(), Remedy::FreeAndRetry);
     error.downcast::<OutOfMemory>().expect("typed")
 }
 
@@ -117,7 +117,7 @@ fn what_can_never_fit_is_not_to_be_retried() {
     ];
     for (index, outcome) in never.into_iter().enumerate() {
         let error = outcome.unwrap_err();
-        assert_eq!(remedy(&error), Some(Remedy::FixCall), "{index}: {error}");
+        assert_eq!(error.remedy(), Remedy::FixCall, "{index}: {error}");
         let error = error.downcast::<OutOfMemory>().expect("typed");
         let never = matches!(error.verdict, Verdict::AboveTotal { .. } | Verdict::AboveHost { .. });
         assert!(never && error.to_string().contains("it never will"), "{index}: {error}");
@@ -128,7 +128,7 @@ fn what_can_never_fit_is_not_to_be_retried() {
         config.redzone.band_bytes = 64 * KIB;
         let guarded = MetraleCudaBackend::builder().driver(small()).config(config).build().unwrap();
         let error = guarded.alloc(total - KIB).unwrap_err();
-        assert_eq!(remedy(&error), Some(Remedy::FixCall), "{error}");
+        assert_eq!(error.remedy(), Remedy::FixCall, "{error}");
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::{KIB, MIB, assert_site, backend, logged};
 use metrale_cuda_backend::{
     AllocKind, ArenaError, BackendConfig, BadArgument, CopyOutOfBounds, DevicePtr, ForgetError, FreeError,
-    MetraleCudaBackend, PackedArena, PinnedByGraph, Remedy, SubRangeError, remedy,
+    MetraleCudaBackend, PackedArena, PinnedByGraph, Remedy, SubRangeError,
 };
 use metrale_driver_sim::{TraceDriver, on_both_drivers};
 
@@ -96,14 +96,14 @@ on_both_drivers! {
         assert_eq!(part.0 % 2048, 0);
 
         let error = arena.alloc("large", 4 * KIB).unwrap_err();
-        assert_eq!(remedy(&error), Some(Remedy::FixCall));
+        assert_eq!(error.remedy(), Remedy::FixCall);
         let error = error.downcast::<ArenaError>().expect("typed");
         assert!(matches!(&error, ArenaError::NoSpace { bytes: 4096, parts: 2, free_bytes: 3072, .. }), "{error}");
         assert!(arena.alloc("nothing", 0).unwrap_err().is::<BadArgument>());
         assert!(arena.alloc_aligned("odd", 1, 3).unwrap_err().is::<BadArgument>());
         assert!(arena.alloc_aligned("far", 1, 1 << 62).unwrap_err().is::<ArenaError>());
 
-        let cause = |result: anyhow::Result<()>| {
+        let cause = |result: metrale_cuda_backend::Result<()>| {
             let error = result.unwrap_err().downcast::<ArenaError>().expect("typed");
             let ArenaError::NotAPart { cause, .. } = error else { panic!("{error}") };
             cause
@@ -130,7 +130,7 @@ on_both_drivers! {
         let arena = backend.packed_arena(4096).unwrap();
         let (one, two) = (arena.alloc("one", 1000).unwrap(), arena.alloc("two", 1024).unwrap());
         backend.memset(arena.base(), 1, 4096).unwrap();
-        let refused = |result: anyhow::Result<()>| {
+        let refused = |result: metrale_cuda_backend::Result<()>| {
             let error = result.unwrap_err().downcast::<CopyOutOfBounds>().expect("typed");
             assert!(error.to_string().contains("tag one") || error.to_string().contains("tag two"), "{error}");
         };

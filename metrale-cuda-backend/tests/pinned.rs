@@ -8,7 +8,7 @@ use std::sync::Arc;
 use common::hooked::HookedDriver;
 use common::{MIB, backend, logged, reused};
 use metrale_cuda_backend::{
-    AllocKind, ForgetError, FreeError, PinnedBuffer, PinnedPtr, Remedy, StalePinned, Uploader, remedy,
+    AllocKind, ForgetError, FreeError, PinnedBuffer, PinnedPtr, Remedy, StalePinned, Uploader,
 };
 use metrale_driver_sim::on_both_drivers;
 
@@ -52,7 +52,7 @@ on_both_drivers! {
         buffer.fill(0x5A);
 
         let error = backend.free_pinned(stale).unwrap_err();
-        assert_eq!(remedy(&error), Some(Remedy::FixCall));
+        assert_eq!(error.remedy(), Remedy::FixCall);
         let text = error.to_string();
         let error = error.downcast::<StalePinned>().expect("typed");
         assert_eq!((error.pinned, error.now.map(|(bytes, _)| bytes)), (stale, Some(4096)));

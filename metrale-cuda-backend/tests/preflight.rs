@@ -9,7 +9,7 @@ use common::{KERNELS, logged, sim};
 use metrale_cuda_backend::arch_preflight::arch_preflight;
 use metrale_cuda_backend::{
     BackendConfig, CodeTarget, DeviceArch, DriverApi, DriverFn, MetraleCudaBackend, PreflightError,
-    PreflightWarning, Remedy, Shortfall, remedy,
+    PreflightWarning, Remedy, Shortfall,
 };
 use metrale_driver_sim::{Profile, SimDriver, TraceDriver, on_both_drivers};
 
@@ -30,7 +30,7 @@ on_both_drivers! {
             .driver(driver.clone())
             .modules(&[("kernels", KERNELS), ("attention", NEWER)]);
         let error = builder.preflight().unwrap_err();
-        assert_eq!(remedy(&error), Some(Remedy::FixCall));
+        assert_eq!(error.remedy(), Remedy::FixCall);
         let refused = error.downcast_ref::<PreflightError>().expect("typed");
         let [mismatch] = &refused.mismatches[..] else { panic!("{refused:?}") };
         assert_eq!((refused.modules, mismatch.module.as_str()), (2, "attention"));

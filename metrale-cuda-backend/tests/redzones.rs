@@ -16,7 +16,7 @@ use metrale_cuda_backend::redzone::{
 };
 use metrale_cuda_backend::{
     AllocKind, BackendConfig, BadArgument, CallFailed, Capturing, ContextLost, DevicePtr, DriverApi,
-    DriverFn, FreeError, GpuBackend, KernelLaunch, MetraleCudaBackend, OutOfMemory, Remedy, remedy,
+    DriverFn, FreeError, GpuBackend, KernelLaunch, MetraleCudaBackend, OutOfMemory, Remedy,
 };
 use metrale_driver_sim::{FaultDriver, Profile, SimDriver, on_both_drivers};
 
@@ -401,7 +401,7 @@ on_both_drivers! {
         assert!(log.iter().any(|line| line.contains("1 red zones were not checked")), "{log:#?}");
         let error = logged(|| backend.scan_redzones().unwrap_err()).0;
         assert!(error.downcast_ref::<ContextLost>().is_some(), "{error:#}");
-        assert_eq!(remedy(&error), Some(Remedy::Relaunch));
+        assert_eq!(error.remedy(), Remedy::Relaunch);
         assert_eq!(backend.redzone_status().scans, 1, "it counts as no scan");
         logged(|| backend.free(ptr).unwrap_err());
         assert_eq!(backend.live_bytes(), 100, "the refused free put it back");
@@ -587,7 +587,7 @@ fn what_no_address_reaches_is_out_of_memory_with_bands_as_without() {
         let backend = guarded(&driver, config(band_bytes, |_| {}));
         for bytes in [usize::MAX, usize::MAX - 2000, usize::MAX - (2 << 20), 1 << 62] {
             let error = backend.alloc(bytes).unwrap_err();
-            assert_eq!(remedy(&error), Some(Remedy::FixCall), "{error}");
+            assert_eq!(error.remedy(), Remedy::FixCall, "{error}");
             assert!(error.is::<OutOfMemory>() && error.to_string().contains(file!()), "{error}");
         }
     }
@@ -624,7 +624,7 @@ fn a_refused_free_keeps_its_bands() {
 }
 
 /// The life of red zones. Frees everything where nothing fails.
-fn life(driver: Arc<dyn DriverApi>) -> anyhow::Result<()> {
+fn life(driver: Arc<dyn DriverApi>) -> metrale_cuda_backend::Result<()> {
     let config = config(48, |redzone| {
         redzone.front = true;
         redzone.quarantine_bytes = 8 * KIB as u64;
@@ -689,7 +689,7 @@ fn a_scan_whose_launch_meets_a_fault_latches_it() {
     let _ptr = backend.alloc(100).unwrap();
     faulty.fail_nth(DriverFn::cuLaunchKernel, 1, 700);
     let (error, _) = logged(|| backend.scan_redzones().unwrap_err());
-    assert_eq!(remedy(&error), Some(Remedy::Relaunch), "{error:#}");
+    assert_eq!(error.remedy(), Remedy::Relaunch, "{error:#}");
     let reason = backend.context_fault().expect("the fault is kept").to_string();
     assert!(reason.contains("700") && reason.contains("scan of red zones"), "{reason}");
     logged(|| drop(backend));
@@ -722,7 +722,7 @@ fn without_red_zones_nothing_is_asked() {
     assert_eq!(backend.ledger_probe().padding_bytes(), 0);
     face.free(ptr).unwrap();
     let too_large = guarded(&driver, config(64, |_| {})).alloc(usize::MAX - 8).unwrap_err();
-    assert_eq!(remedy(&too_large), Some(Remedy::FixCall));
+    assert_eq!(too_large.remedy(), Remedy::FixCall);
 }
 
 /// As many bands as a large model has, by one launch and by copies: the same answer.

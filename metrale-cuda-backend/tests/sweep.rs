@@ -6,9 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{KIB, MIB, backend, logged, sim};
-use metrale_cuda_backend::{
-    ContextLost, DriverFn, GpuBackend, MetraleCudaBackend, Remedy, SweepIncomplete, remedy,
-};
+use metrale_cuda_backend::{ContextLost, DriverFn, GpuBackend, MetraleCudaBackend, Remedy, SweepIncomplete};
 use metrale_driver_sim::{FaultDriver, on_both_drivers};
 
 fn warnings(lines: &[String]) -> Vec<&String> {
@@ -163,10 +161,7 @@ fn a_sweep_frees_the_rest_after_any_error_and_returns_the_count_with_it() {
                     assert!(matches!(status, 700 | 719), "{status}: {error:#}");
                     let incomplete = error.downcast_ref::<SweepIncomplete>().expect("typed");
                     assert_eq!((incomplete.swept, incomplete.not_freed), (4, 1));
-                    assert!(
-                        error.is::<ContextLost>() && remedy(&error) == Some(Remedy::Relaunch),
-                        "{error:#}"
-                    );
+                    assert!(error.is::<ContextLost>() && error.remedy() == Remedy::Relaunch, "{error:#}");
                 }
             }
         }

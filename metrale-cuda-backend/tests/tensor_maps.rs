@@ -8,7 +8,7 @@ use metrale_cuda_backend::redzone::RedzoneConfig;
 use metrale_cuda_backend::tensormap::{ElementType, MAX_BOX_BYTES, Swizzle, TensorMapRule};
 use metrale_cuda_backend::{
     BackendConfig, BadArgument, CUtensorMap, DevicePtr, DriverFn, GpuBackend, KernelLaunch,
-    MetraleCudaBackend, Remedy, TensorMapError, TensorMapOutOfBounds, TensorMapSpec, remedy,
+    MetraleCudaBackend, Remedy, TensorMapError, TensorMapOutOfBounds, TensorMapSpec,
 };
 use metrale_driver_sim::{FaultDriver, on_both_drivers};
 
@@ -58,7 +58,7 @@ on_both_drivers! {
         let error = backend.tensor_map_encode(&spec(229)).unwrap_err();
         let broken = &error.downcast_ref::<TensorMapError>().expect("typed").broken;
         assert_eq!(broken[..], [TensorMapRule::BoxBytes { bytes: 234_496, max_bytes: MAX_BOX_BYTES }]);
-        assert_eq!(remedy(&error), Some(Remedy::FixCall));
+        assert_eq!(error.remedy(), Remedy::FixCall);
         backend.free(tensor).unwrap();
     }
 
@@ -79,7 +79,7 @@ on_both_drivers! {
             let out = error.downcast_ref::<TensorMapOutOfBounds>().expect("typed");
             assert_eq!((out.excess_bytes(), out.owner.addr), (excess, tensor.0), "{error}");
             assert!(error.to_string().contains("tensor_maps.rs"), "{error}");
-            assert_eq!(remedy(&error), Some(Remedy::FixCall));
+            assert_eq!(error.remedy(), Remedy::FixCall);
         }
         let band = backend.tensor_map_encode(&spec(tensor.offset(64 * 256 * 2), 1)).unwrap_err();
         assert!(band.is::<BadArgument>() && band.to_string().contains("red zone behind"), "{band}");

@@ -151,7 +151,7 @@ impl Held<'_> {
                 }
             }
         }
-        backend.sweep_unreleased()
+        Ok(backend.sweep_unreleased()?)
     }
 }
 

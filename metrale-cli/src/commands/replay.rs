@@ -201,5 +201,5 @@ fn free_all(backend: &MetraleCudaBackend, held: &[DevicePtr]) -> anyhow::Result<
     for &at in held {
         backend.free(at)?;
     }
-    backend.sweep_unreleased()
+    Ok(backend.sweep_unreleased()?)
 }

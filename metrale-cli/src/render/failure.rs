@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use metrale_cuda_backend::{HostError, Remedy, remedy};
+use metrale_cuda_backend::{HostError, Remedy, cause, remedy};
 use metrale_driver_sys::CUDA_ERROR_OUT_OF_MEMORY;
 use serde::Serialize;
 
@@ -49,8 +49,7 @@ pub struct Failure {
 impl Failed {
     pub(crate) fn new(input: Input, error: &anyhow::Error) -> Self {
         // A context that does not fit is out of memory too; the error has only the driver's status.
-        let context_did_not_fit = error
-            .downcast_ref::<HostError>()
+        let context_did_not_fit = cause::<HostError>(error)
             .and_then(HostError::driver_error)
             .is_some_and(|error| error.status == CUDA_ERROR_OUT_OF_MEMORY);
         let out_of_memory = context_did_not_fit

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use metrale_cuda_backend::memory::Account;
-use metrale_cuda_backend::{MetraleCudaBackend, OutOfMemory};
+use metrale_cuda_backend::{MetraleCudaBackend, OutOfMemory, cause};
 use metrale_ledger::{ArenaRow, ByteSize, LabelRow, SiteRow};
 use serde::Serialize;
 
@@ -112,7 +112,7 @@ impl Shortage {
     /// The shortage that ended something, if one did; any other error is passed on.
     pub(crate) fn of(done: anyhow::Result<()>) -> anyhow::Result<Option<Self>> {
         let Err(error) = done else { return Ok(None) };
-        let Some(cause) = error.downcast_ref::<OutOfMemory>() else { return Err(error) };
+        let Some(cause) = cause::<OutOfMemory>(&error) else { return Err(error) };
         Ok(Some(Self {
             kind: OUT_OF_MEMORY,
             requested_bytes: cause.requested_bytes,

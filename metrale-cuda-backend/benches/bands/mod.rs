@@ -27,7 +27,7 @@ impl Bands {
         config.redzone.scan_by = scan_by;
         let builder = MetraleCudaBackend::builder().driver(driver.clone()).modules(&[("bare", KERNELS_PTX)]);
         let backend = builder.config(config).build()?;
-        let held = (0..BANDS).map(|_| backend.alloc(ASKED)).collect::<Result<_>>()?;
+        let held = (0..BANDS).map(|_| backend.alloc(ASKED)).collect::<metrale_cuda_backend::Result<_>>()?;
         Ok(Self { backend, held })
     }
 

@@ -187,7 +187,7 @@ impl Drop for Calls {
             backend.destroy_stream(self.made),
             backend.free(self.held),
         ];
-        outcomes.into_iter().collect::<Result<()>>().expect("all is the backend's");
+        outcomes.into_iter().collect::<metrale_cuda_backend::Result<()>>().expect("all is the backend's");
     }
 }
 

@@ -109,7 +109,7 @@ fn bare_kernel(bands: &Bands) -> Result<BareKernel> {
     let launched = median(SCANS, || {
         // SAFETY: as above.
         unsafe { launch.on_stream(backend, stream) }?;
-        backend.synchronize_stream(stream)
+        Ok(backend.synchronize_stream(stream)?)
     })?;
     let mut changed = [1; 4];
     backend.copy_d2h(counter, &mut changed)?;

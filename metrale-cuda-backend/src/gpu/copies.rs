@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! [`GpuCopies`].
 
-use anyhow::Result;
-
+use crate::error::Result;
 use crate::gpu::GpuBackend;
 use crate::memory::Copy2d;
 use crate::raw_handles::DevicePtr;

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use anyhow::Result;
 use metrale_driver_sys::DriverApi;
 use metrale_registry::{CudaHost, DeviceFacts};
 
 use crate::backend::MetraleCudaBackend;
 use crate::config::BackendConfig;
-use crate::fault_latch::FaultReason;
+use crate::error::Result;
+use crate::fault_reason::FaultReason;
 use crate::memory::{EffectiveFree, MemoryInfo, PolledFree};
 
 /// The device under a backend: what is fixed about it, its context and its free memory.

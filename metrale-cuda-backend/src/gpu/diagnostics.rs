@@ -3,9 +3,9 @@
 
 use core::time::Duration;
 
-use anyhow::Result;
 use metrale_ledger::LedgerProbe;
 
+use crate::error::Result;
 use crate::memory::{Account, LowMemoryHandler, WatchdogThread};
 use crate::raw_handles::DevicePtr;
 use crate::redzone::{RedzoneStatus, ScanReport, Violation};

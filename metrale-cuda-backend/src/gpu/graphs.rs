@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! [`GpuGraphs`].
 
-use anyhow::Result;
-
+use crate::error::Result;
 use crate::graph::{GraphInfo, GraphUpdate};
 use crate::raw_handles::{DevicePtr, GraphHandle};
 

@@ -4,10 +4,10 @@
 use core::ffi::c_void;
 use std::sync::Arc;
 
-use anyhow::Result;
 use metrale_registry::MetraleRegistry;
 use metrale_telemetry::KernelAudit;
 
+use crate::error::Result;
 use crate::launch::KernelLaunch;
 use crate::raw_handles::{DevicePtr, KernelHandle};
 use crate::tensormap::{TensorMap, TensorMapSpec};

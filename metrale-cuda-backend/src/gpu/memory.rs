@@ -3,9 +3,9 @@
 
 use std::any::TypeId;
 
-use anyhow::Result;
 use metrale_ledger::ScopeGuard;
 
+use crate::error::Result;
 use crate::gpu::OpHandle;
 use crate::memory::{Freed, OwnedMemory, PinnedPtr};
 use crate::op_cache::Scratch;

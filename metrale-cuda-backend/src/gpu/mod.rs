@@ -12,10 +12,7 @@ mod streams;
 use std::any::{Any, TypeId};
 use std::sync::Arc;
 
-use anyhow::Result;
-
-use crate::error::BadArgument;
-use crate::graph::CaptureGuard;
+use crate::error::{BadArgument, Result};
 
 /// What an operation keeps between calls.
 pub(crate) type OpHandle = Arc<dyn Any + Send + Sync>;
@@ -92,14 +89,5 @@ impl dyn GpuBackend + '_ {
         handle.downcast::<T>().map_err(|_| {
             BadArgument::new(format!("the handle of operation {op:?} is of another type")).into()
         })
-    }
-
-    /// Begins a capture that is given up when the guard is dropped before its end, by an error or a panic.
-    ///
-    /// # Errors
-    /// As [`GpuGraphs::begin_capture`](GpuGraphs::begin_capture).
-    #[track_caller]
-    pub fn capture(&self, stream: u64) -> Result<CaptureGuard<'_>> {
-        CaptureGuard::begin(self, stream)
     }
 }

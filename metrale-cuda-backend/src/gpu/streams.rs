@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! [`GpuStreams`].
 
-use anyhow::Result;
-
+use crate::error::Result;
 use crate::gpu::GpuBackend;
 
 /// Streams and events.

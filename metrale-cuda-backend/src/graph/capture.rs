@@ -3,7 +3,6 @@
 
 use std::panic::Location;
 
-use anyhow::{Error, Result};
 use metrale_driver_sys::{
     CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
     CUDA_ERROR_STREAM_CAPTURE_UNJOINED, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, CUgraph, CUresult,
@@ -13,7 +12,7 @@ use metrale_registry::is_teardown_noop;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{ask, failed};
-use crate::error::{BadArgument, Remedy, remedy_of_status};
+use crate::error::{BadArgument, Error, Remedy, Result, remedy_of_status};
 use crate::graph::captures::Capture;
 use crate::graph::refusal::NotCapturing;
 

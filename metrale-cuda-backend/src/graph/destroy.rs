@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use anyhow::Result;
 use metrale_driver_sys::{DriverError, is_sticky};
 use metrale_ledger::AllocKind;
 use metrale_registry::is_teardown_noop;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::ask;
+use crate::error::Result;
 use crate::graph::captures::Reach;
 use crate::graph::pins::Pin;
 use crate::graph::shared::{Graph, GraphState};

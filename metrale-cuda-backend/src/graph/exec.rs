@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use anyhow::{Error, Result};
 use metrale_driver_sys::{
     CUgraph, CUgraphNode, CUresult, DriverError, DriverFn, graph_instantiate, is_sticky,
 };
@@ -13,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask, failed};
-use crate::error::{BadArgument, NotSupported};
+use crate::error::{BadArgument, Error, NotSupported, Result};
 use crate::fault_latch::noted;
 use crate::graph::captures::Reach;
 use crate::graph::refusal::{Capturing, GraphFault};

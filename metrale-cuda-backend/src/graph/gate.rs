@@ -15,7 +15,6 @@
 
 use std::panic::Location;
 
-use anyhow::Result;
 use metrale_driver_sys::{
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, DriverError,
 };
@@ -23,7 +22,7 @@ use metrale_ledger::{AllocKind, LiveAllocation, SubRange, Whois};
 use parking_lot::MutexGuard;
 
 use crate::backend::MetraleCudaBackend;
-use crate::error::BadArgument;
+use crate::error::{BadArgument, Result};
 use crate::graph::captures::{Capture, Reach, Wait, WaitFlaw};
 use crate::graph::pins::{Pin, Pins};
 use crate::graph::refusal::{Capturing, PinnedByGraph, StreamInUse};

@@ -5,7 +5,6 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::thread;
 
-use anyhow::Result;
 use metrale_driver_sys::{
     CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE,
     CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_SUCCESS,
@@ -16,7 +15,7 @@ use metrale_telemetry::{Counter, Launch, LaunchKind, run_metrics};
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask, failed};
-use crate::error::{BadArgument, FeatureOff};
+use crate::error::{BadArgument, FeatureOff, Result};
 use crate::gpu::GpuGraphs;
 use crate::graph::capture::ends_capture;
 use crate::graph::exec::{LAUNCHING, not_updatable};

@@ -3,8 +3,7 @@
 
 use std::fmt;
 
-use anyhow::Result;
-
+use crate::error::Result;
 use crate::gpu::GpuBackend;
 use crate::graph::update::GraphUpdate;
 use crate::raw_handles::{DevicePtr, GraphHandle};
@@ -39,6 +38,17 @@ pub struct CaptureGuard<'backend> {
     backend: &'backend dyn GpuBackend,
     stream: u64,
     open: bool,
+}
+
+impl dyn GpuBackend + '_ {
+    /// Begins a capture that is given up when the guard is dropped before its end, by an error or a panic.
+    ///
+    /// # Errors
+    /// As [`GpuGraphs::begin_capture`](crate::GpuGraphs::begin_capture).
+    #[track_caller]
+    pub fn capture(&self, stream: u64) -> Result<CaptureGuard<'_>> {
+        CaptureGuard::begin(self, stream)
+    }
 }
 
 impl<'backend> CaptureGuard<'backend> {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use metrale_driver_sys::DriverError;
 use metrale_ledger::{LiveAllocation, file_line};
 
+use crate::error::{Cause, ErrorKind, Remedy, causes};
 use crate::graph::pins::PinHolder;
 
 /// A call that a capture in flight forbids. The driver was not asked, and the capture goes on as if nothing had been.
@@ -91,6 +92,18 @@ pub struct PinnedByGraph {
 }
 
 struct AllHolders<'a>(&'a [PinHolder]);
+
+causes! { Capturing: Capture, StreamInUse: Capture, NotCapturing: Capture, PinnedByGraph: PinnedByGraph }
+
+impl Cause for GraphFault {
+    fn kind(&self) -> ErrorKind {
+        ErrorKind::ContextLost
+    }
+
+    fn remedy(&self) -> Remedy {
+        Remedy::Relaunch
+    }
+}
 
 impl fmt::Display for AllHolders<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

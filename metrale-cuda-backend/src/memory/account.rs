@@ -8,6 +8,8 @@ use core::fmt;
 
 use metrale_ledger::ByteSize;
 
+use crate::error::causes;
+
 /// How a term was come by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
@@ -19,6 +21,8 @@ pub enum Quality {
     /// Neither: an upper bound, a guess, or what is left over.
     Unknown,
 }
+
+causes! { AccountError: BadArgument }
 
 impl fmt::Display for Quality {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The backend's account: every term behind the driver's used bytes, and what is left over.
 
-use anyhow::Result;
 use metrale_ledger::{ByteSize, Totals};
 
 use super::{Cost, Quality, Term};
 use crate::backend::MetraleCudaBackend;
 use crate::call::Doing;
+use crate::error::Result;
 
 /// Questions to the driver before an account is made of two moments: another thread allocates all the time.
 const TRIES: usize = 4;

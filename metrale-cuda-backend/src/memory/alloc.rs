@@ -11,14 +11,13 @@
 
 use std::panic::Location;
 
-use anyhow::{Error, Result};
 use metrale_driver_sys::{CU_MEM_ATTACH_GLOBAL, CUDA_ERROR_OUT_OF_MEMORY, DriverError, is_sticky};
 use metrale_ledger::{AllocKind, ByteSize, ForgetError, RecordMisuse, file_line};
 use metrale_registry::is_teardown_noop;
 
 use crate::backend::{Bound, MetraleCudaBackend};
 use crate::call::{ask, failed};
-use crate::error::{BadArgument, LedgerConflict};
+use crate::error::{BadArgument, Error, LedgerConflict, Result, causes};
 use crate::graph::{Reach, Unpinned};
 use crate::memory::{ArenaOwner, OwnedMemory};
 use crate::raw_handles::DevicePtr;
@@ -48,6 +47,8 @@ pub struct FreeError {
     /// Where an address lies that the ledger has never known, if anybody knows: in a module's global, in a red zone.
     pub place: Option<String>,
 }
+
+causes! { FreeError: InvalidFree }
 
 impl MetraleCudaBackend {
     /// Allocates memory of a kind and records it.

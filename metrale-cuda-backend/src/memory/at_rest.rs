@@ -16,7 +16,6 @@
 use core::time::Duration;
 use std::thread;
 
-use anyhow::Result;
 use metrale_driver_sys::{
     CU_EVENT_DISABLE_TIMING, CU_STREAM_CAPTURE_STATUS_NONE, CUevent, DriverError, SCALE,
     stream_capture_status,
@@ -24,7 +23,7 @@ use metrale_driver_sys::{
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
-use crate::error::{Remedy, remedy_of_status};
+use crate::error::{Remedy, Result, remedy_of_status};
 use crate::graph::is_of_captures;
 use crate::stream::{LEGACY_STREAM, is_legacy};
 

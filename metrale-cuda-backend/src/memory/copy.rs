@@ -2,39 +2,22 @@
 //! Copies between host and device and inside the device.
 
 use core::ffi::c_void;
-use core::fmt;
 
-use anyhow::Result;
 use metrale_ledger::{AllocKind, AllocRecord, ByteSize, LiveAllocation, Whois};
 use metrale_telemetry::{Counter, run_metrics};
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
-use crate::error::BadArgument;
+use crate::error::{BadArgument, Result, causes};
 use crate::graph::{Capturing, Reach};
 use crate::memory::Followed;
+use crate::memory::end::End;
 use crate::memory::not_device::{FoundMemory, NotDeviceMemory};
 use crate::memory::transfer::Transfer;
 use crate::raw_handles::DevicePtr;
 use crate::stream::LEGACY_STREAM;
 
-/// Which end of a copy or fill.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum End {
-    /// Where the data comes from.
-    Source,
-    /// Where it goes.
-    Destination,
-}
-
-impl fmt::Display for End {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Source => "source",
-            Self::Destination => "destination",
-        })
-    }
-}
+causes! { CopyOutOfBounds: OutOfBounds }
 
 /// A copy or fill that would pass the end of an allocation. The driver was not asked and nothing was done.
 ///

@@ -5,7 +5,7 @@ use metrale_driver_sys::{CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST, CUDA_MEMCPY2D
 use metrale_telemetry::LaunchKind;
 
 use crate::error::BadArgument;
-use crate::memory::copy::End;
+use crate::memory::end::End;
 use crate::memory::transfer::Transfer;
 use crate::raw_handles::DevicePtr;
 

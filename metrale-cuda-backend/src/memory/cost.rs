@@ -3,11 +3,7 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
-use anyhow::Result;
-use metrale_ledger::SMALL_ALLOC_CHUNK;
 use parking_lot::Mutex;
-
-use crate::backend::MetraleCudaBackend;
 
 /// What makes the driver take memory of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,14 +23,14 @@ pub(crate) struct Costs {
     /// Bytes used when the context was there and nothing of this backend.
     baseline: AtomicU64,
     /// Held over a measurement, so that no measurement counts what another makes the driver take.
-    measuring: Mutex<()>,
+    pub(crate) measuring: Mutex<()>,
     /// Large allocations and frees that ledger and driver do not agree on yet.
-    moving: AtomicUsize,
+    pub(crate) moving: AtomicUsize,
 }
 
 /// Held while large memory is between ledger and driver.
 #[derive(Debug)]
-pub(crate) struct Moving<'a>(&'a AtomicUsize);
+pub(crate) struct Moving<'a>(pub(crate) &'a AtomicUsize);
 
 impl Drop for Moving<'_> {
     fn drop(&mut self) {
@@ -43,7 +39,7 @@ impl Drop for Moving<'_> {
 }
 
 /// Looks at the figures before they are given up on: another thread's free may wait for its kernels.
-const LOOKS: usize = 1000;
+pub(crate) const LOOKS: usize = 1000;
 
 /// One kind's sum.
 #[derive(Debug, Default)]
@@ -80,69 +76,5 @@ impl Costs {
 
     pub(crate) fn baseline(&self) -> u64 {
         self.baseline.load(Ordering::Relaxed)
-    }
-}
-
-impl MetraleCudaBackend {
-    /// Does something that may make the driver take memory, and notes how much it took: the change of its used bytes less
-    /// that of the ledger's pages. Where the driver does not say, nothing is noted and the remainder of the account shows
-    /// it; so too where another thread's allocating leaves no moment to look at the figures. What other processes take
-    /// meanwhile is counted too. Costs four questions of some 7 µs; they are allowed in a capture.
-    pub(crate) fn measure<T>(&self, cost: Cost, act: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.measured(cost, act).map(|(answer, _)| answer)
-    }
-
-    /// [`measure`](Self::measure), and says how many bytes it was; `None` where the driver does not say.
-    pub(crate) fn measured<T>(
-        &self,
-        cost: Cost,
-        act: impl FnOnce() -> Result<T>,
-    ) -> Result<(T, Option<i64>)> {
-        let _alone = self.costs().measuring.lock();
-        let before = self.settled_unledgered_bytes();
-        let answer = act()?;
-        let bytes = before.zip(self.settled_unledgered_bytes()).map(|(before, after)| after - before);
-        if let Some(bytes) = bytes {
-            self.costs().note(cost, bytes);
-        }
-        Ok((answer, bytes))
-    }
-
-    /// To be held from before the driver is asked for large memory until the ledger has recorded it, and from when the ledger
-    /// has forgotten it until the driver has freed it. Small ones take too little time to be seen in two readings, and counting them would cost too much.
-    #[inline]
-    pub(crate) fn moves(&self, bytes: usize) -> Option<Moving<'_>> {
-        (bytes as u64 >= SMALL_ALLOC_CHUNK).then(|| {
-            let moving = &self.costs().moving;
-            moving.fetch_add(1, Ordering::Acquire);
-            Moving(moving)
-        })
-    }
-
-    /// [`unledgered_bytes`](Self::unledgered_bytes), twice the same while nothing large moves; `None` where that does not
-    /// happen, because a figure in between would stay wrong.
-    fn settled_unledgered_bytes(&self) -> Option<i64> {
-        let mut last = None;
-        for _ in 0..LOOKS {
-            if self.costs().moving.load(Ordering::Acquire) > 0 {
-                last = None;
-                std::thread::yield_now();
-                continue;
-            }
-            let now = Some(self.unledgered_bytes()?);
-            if now == last && self.costs().moving.load(Ordering::Acquire) == 0 {
-                return now;
-            }
-            last = now;
-        }
-        None
-    }
-
-    /// The driver's used bytes less the pages that the ledger knows.
-    fn unledgered_bytes(&self) -> Option<i64> {
-        let used = self.ask_memory_info().ok()?.used_bytes();
-        let ledger = self.ledger_writer().ledger();
-        let pages = ledger.resident_bytes().saturating_add(ledger.arena_resident_bytes());
-        Some(used as i64 - pages as i64)
     }
 }

@@ -7,6 +7,7 @@ use core::time::Duration;
 use metrale_ledger::ByteSize;
 
 use super::{CgroupLimit, HostFigure, HostFigureKind};
+use crate::error::causes;
 
 /// Device memory that can be had, in bytes: on an integrated GPU the larger of the driver's free figure and the host's
 /// available one, on a discrete GPU the driver's.
@@ -68,6 +69,8 @@ pub enum FreeSource {
     /// The host, in this way.
     Host(HostFigureKind),
 }
+
+causes! { FreeUnknown: Driver }
 
 impl fmt::Display for FreeSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,27 +1,25 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How much memory can be had: the driver's figure, the effective one, the cheap one.
 
-use core::time::Duration;
+use crate::backend::Bound;
+use crate::graph::Reach;
+use crate::memory::info::memory_info_of;
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::Result;
 use metrale_driver_sys::{DriverApi, DriverError, attribute};
 use metrale_registry::HostError;
-use parking_lot::Mutex;
 
 use super::{
-    Aged, CgroupLimit, EffectiveFree, FreePoll, FreeSituation, HostFigure, MemInfo, MemInfoError, MemoryInfo,
+    Aged, CgroupLimit, EffectiveFree, FreeSituation, HostFigure, MemInfo, MemInfoError, MemoryInfo,
     PolledFree, effective_free,
 };
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
+use crate::error::Result;
 
 /// Questions to the driver before a figure is taken though the ledger changed meanwhile.
 const TRIES: usize = 4;
-
-/// How old the driver's figure may be in a cheap poll.
-const POLL_PERIOD: Duration = Duration::from_millis(250);
 
 /// Bytes that can be had on the device whose context is current on this thread: what the system's driver says is free, and
 /// on an integrated GPU what the host has available where that is more
@@ -52,24 +50,6 @@ fn free_bytes_of_current(driver: &dyn DriverApi, meminfo: Option<&Path>) -> Resu
     let facts = FreeFacts { integrated, total_bytes: info.total_bytes, meminfo };
     // The driver has answered, so there is a figure.
     Ok(facts.effective(Some(info.free_bytes), None).map_or(info.free_bytes, |free| free.bytes))
-}
-
-/// The figures of the device whose context is current.
-pub(crate) fn memory_info_of(driver: &dyn DriverApi) -> Result<MemoryInfo, DriverError> {
-    let (mut free, mut total) = (0_usize, 0_usize);
-    // SAFETY: the result pointers are locals.
-    unsafe { ask!(driver, cuMemGetInfo_v2(&mut free, &mut total)) }?;
-    Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
-}
-
-/// What a poll keeps from one question to the next.
-#[derive(Debug)]
-pub(crate) struct Polling(Mutex<FreePoll>);
-
-impl Default for Polling {
-    fn default() -> Self {
-        Self(Mutex::new(FreePoll::new(POLL_PERIOD)))
-    }
 }
 
 /// What is known of the device without its driver, and where the host's figure is.
@@ -160,6 +140,22 @@ impl MetraleCudaBackend {
             total_bytes: self.total_bytes(),
             meminfo: self.config().meminfo_path.as_deref(),
         }
+    }
+}
+
+impl MetraleCudaBackend {
+    /// Refuses to have the driver asked for its figures on a thread that captures. The context is current until the answer is
+    /// dropped.
+    pub(crate) fn may_ask(&self, doing: &'static str) -> Result<Bound<'_>> {
+        const ADVICE: &str = "ask before the capture begins, or on another thread";
+        let bound = self.bound(doing)?;
+        self.outside_capture(Reach::Thread, doing, ADVICE)?;
+        Ok(bound)
+    }
+
+    /// The driver's figures; the thread is known to be bound.
+    pub(crate) fn ask_memory_info(&self) -> Result<MemoryInfo, DriverError> {
+        memory_info_of(self.driver())
     }
 }
 

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! [`GpuCopies`] for [`MetraleCudaBackend`].
 
-use anyhow::Result;
 use metrale_telemetry::LaunchArg;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::ask;
-use crate::error::BadArgument;
+use crate::error::{BadArgument, Result};
 use crate::gpu::{GpuBackend, GpuCopies};
 use crate::memory::copy::count_blocking_d2h;
 use crate::memory::copy_2d::Copy2d;

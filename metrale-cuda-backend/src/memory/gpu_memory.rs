@@ -4,10 +4,10 @@
 use std::any::TypeId;
 use std::panic::Location;
 
-use anyhow::Result;
 use metrale_ledger::{AllocKind, ScopeGuard};
 
 use crate::backend::MetraleCudaBackend;
+use crate::error::Result;
 use crate::gpu::{GpuMemory, OpHandle};
 use crate::memory::owned::may_later;
 use crate::memory::{Freed, OwnedMemory, PinnedPtr};

@@ -3,12 +3,12 @@
 
 use std::panic::Location;
 
-use anyhow::Result;
 use metrale_ledger::AllocKind;
 
 use super::free::read_meminfo;
 use super::{CgroupLimit, MemInfo};
 use crate::backend::MetraleCudaBackend;
+use crate::error::Result;
 
 /// No current machine has more addresses: 47 bits for a process, and managed memory shares them.
 const ADDRESSES_BYTES: u64 = 1 << 47;

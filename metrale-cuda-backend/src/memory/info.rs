@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What the driver says of the device's memory.
 
+use crate::call::ask;
 use core::fmt;
+use metrale_driver_sys::DriverApi;
 
-use anyhow::Result;
 use metrale_driver_sys::DriverError;
 use metrale_ledger::ByteSize;
 
-use crate::backend::{Bound, MetraleCudaBackend};
-use crate::graph::Reach;
+use crate::error::Result;
 
 /// The driver's figures at one moment, for the whole device: every process counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,18 +33,10 @@ impl fmt::Display for MemoryInfo {
     }
 }
 
-impl MetraleCudaBackend {
-    /// Refuses to have the driver asked for its figures on a thread that captures. The context is current until the answer is
-    /// dropped.
-    pub(crate) fn may_ask(&self, doing: &'static str) -> Result<Bound<'_>> {
-        const ADVICE: &str = "ask before the capture begins, or on another thread";
-        let bound = self.bound(doing)?;
-        self.outside_capture(Reach::Thread, doing, ADVICE)?;
-        Ok(bound)
-    }
-
-    /// The driver's figures; the thread is known to be bound.
-    pub(crate) fn ask_memory_info(&self) -> Result<MemoryInfo, DriverError> {
-        super::memory_info_of(self.driver())
-    }
+/// The figures of the device whose context is current.
+pub(crate) fn memory_info_of(driver: &dyn DriverApi) -> Result<MemoryInfo, DriverError> {
+    let (mut free, mut total) = (0_usize, 0_usize);
+    // SAFETY: the result pointers are locals.
+    unsafe { ask!(driver, cuMemGetInfo_v2(&mut free, &mut total)) }?;
+    Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
 }

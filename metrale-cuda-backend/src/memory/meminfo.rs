@@ -11,6 +11,8 @@ use std::path::Path;
 
 use metrale_ledger::ByteSize;
 
+use crate::error::causes;
+
 /// Where the kernel keeps it.
 const PROC_MEMINFO: &str = "/proc/meminfo";
 
@@ -161,6 +163,8 @@ pub enum HostFigureKind {
     /// `MemFree + Buffers + Cached + SReclaimable − Shmem`, for kernels without `MemAvailable`: a guess.
     Estimate,
 }
+
+causes! { MemInfoError: Config }
 
 impl fmt::Display for HostFigureKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

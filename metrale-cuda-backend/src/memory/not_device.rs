@@ -9,13 +9,13 @@
 use core::ffi::c_void;
 use core::fmt;
 
-use anyhow::Result;
 use metrale_driver_sys::{CU_MEMORYTYPE_HOST, CUDA_ERROR_INVALID_VALUE, CUmemorytype, pointer_attribute};
 use metrale_ledger::{LiveAllocation, Whois};
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
-use crate::memory::copy::End;
+use crate::error::{Result, causes};
+use crate::memory::end::End;
 use crate::raw_handles::DevicePtr;
 
 /// A copy or fill whose device side is host memory, or memory that could be. The driver was not asked to do it.
@@ -52,6 +52,8 @@ pub enum FoundMemory {
         freed: Option<String>,
     },
 }
+
+causes! { NotDeviceMemory: BadArgument }
 
 impl fmt::Display for FoundMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -5,14 +5,14 @@ use core::time::Duration;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
-use anyhow::Result;
 use metrale_driver_sys::DriverApi;
 use metrale_registry::{CudaHost, DeviceFacts};
 
-use super::free::{FreeFacts, memory_info_of};
+use super::free::FreeFacts;
+use super::info::memory_info_of;
 use super::{LowMemoryHandler, Watchdog, WatchdogParts, WatchdogThread};
 use crate::backend::{BackendBuilder, MetraleCudaBackend};
-use crate::error::FeatureOff;
+use crate::error::{FeatureOff, Result};
 use crate::parts::HAS_WATCHDOG;
 
 /// Rows of the report that is printed when it fires.

@@ -9,7 +9,7 @@ use metrale_ledger::{AllocEvent, AllocKind, ByteSize, Label, SMALL_ALLOC_CHUNK, 
 
 use super::host_limit::HostMost;
 use crate::backend::MetraleCudaBackend;
-use crate::error::Remedy;
+use crate::error::{Cause, ErrorKind, Remedy};
 
 /// Rows shown of call sites and of scopes.
 const ROWS: usize = 5;
@@ -117,6 +117,16 @@ pub struct OutOfMemory {
     pub verdict: Verdict,
     /// The driver's answer; `None` where it was not asked, since the request is above the total or a limit.
     pub driver: Option<DriverError>,
+}
+
+impl Cause for OutOfMemory {
+    fn kind(&self) -> ErrorKind {
+        ErrorKind::OutOfMemory
+    }
+
+    fn remedy(&self) -> Remedy {
+        self.remedy()
+    }
 }
 
 impl OutOfMemory {

@@ -5,11 +5,11 @@
 use std::panic::Location;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::{Error, Result};
 use metrale_ledger::{AllocKind, file_line};
 use parking_lot::Mutex;
 
 use crate::backend::MetraleCudaBackend;
+use crate::error::{Error, Result};
 use crate::graph::{Capturing, PinnedByGraph};
 use crate::raw_handles::DevicePtr;
 

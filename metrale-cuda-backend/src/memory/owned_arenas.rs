@@ -4,13 +4,12 @@
 use core::fmt;
 use std::panic::Location;
 
-use anyhow::Result;
 use metrale_ledger::{AllocKind, Whois, file_line};
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
 use crate::backend::MetraleCudaBackend;
-use crate::error::BadArgument;
+use crate::error::{BadArgument, Result};
 use crate::parts::KEEPS_LEDGER;
 use crate::raw_handles::DevicePtr;
 

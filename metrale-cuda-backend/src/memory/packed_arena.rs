@@ -10,12 +10,11 @@ use std::ops::Deref;
 use std::panic::Location;
 use std::sync::Arc;
 
-use anyhow::Result;
 use metrale_ledger::{AllocKind, ByteSize, LiveAllocation, SubRangeError, file_line};
 use parking_lot::Mutex;
 
 use crate::backend::MetraleCudaBackend;
-use crate::error::BadArgument;
+use crate::error::{BadArgument, Result, causes};
 use crate::memory::ArenaOwner;
 use crate::memory::arena_space::{ARENA_GRANULE, ArenaSpace};
 use crate::raw_handles::DevicePtr;
@@ -102,6 +101,8 @@ pub struct PackedArena<B: Deref<Target = MetraleCudaBackend>> {
     space: Mutex<ArenaSpace>,
     is_freed: bool,
 }
+
+causes! { ArenaError: BadArgument }
 
 impl MetraleCudaBackend {
     /// Allocates an arena of `bytes` bytes, rounded up to whole 512, as its parts and the driver count them, to allocate named parts

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Copies from one device to another.
 
-use anyhow::{Error, Result};
 use metrale_driver_sys::{DriverError, DriverFn, check, is_sticky};
 use metrale_ledger::{ByteSize, Whois};
 
 use crate::backend::{Bound, MetraleCudaBackend};
 use crate::call::{Doing, failed};
-use crate::error::BadArgument;
+use crate::error::{BadArgument, Error, Result};
 use crate::gpu::GpuBackend;
 use crate::graph::{Capturing, Reach, Uses};
 use crate::memory::Followed;
-use crate::memory::copy::End;
+use crate::memory::end::End;
 use crate::memory::transfer::Transfer;
 use crate::raw_handles::DevicePtr;
 use crate::stream::LEGACY_STREAM;

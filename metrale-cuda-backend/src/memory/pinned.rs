@@ -7,13 +7,12 @@ use core::ptr::NonNull;
 use core::{fmt, slice};
 use std::panic::Location;
 
-use anyhow::Result;
 use metrale_driver_sys::DriverError;
 use metrale_ledger::AllocKind;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::ask;
-use crate::error::{BadArgument, LedgerConflict};
+use crate::error::{BadArgument, LedgerConflict, Result};
 use crate::graph::Reach;
 use crate::memory::alloc::{ALLOCATE_BEFORE, FREE_AFTER, refuse_no_bytes};
 use crate::memory::followed::Pinning;

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use metrale_ledger::file_line;
 
+use crate::error::causes;
 use crate::handle_tombstones::HandleTombstones;
 use crate::memory::PinnedPtr;
 
@@ -50,6 +51,8 @@ pub(crate) struct LivePinned {
     bytes: usize,
     site: &'static Location<'static>,
 }
+
+causes! { StalePinned: InvalidFree }
 
 impl LivePinned {
     /// New memory, of a generation that no other has in this process. 0 is of none: it marks foreign memory.

@@ -2,6 +2,7 @@
 //! A cheap poll of the free memory: the driver's last figure, corrected by what the ledger knows has changed since.
 
 use core::time::Duration;
+use parking_lot::Mutex;
 use std::time::Instant;
 
 use super::MemoryInfo;
@@ -76,6 +77,19 @@ impl FreePoll {
         self.last = None;
     }
 }
+
+/// What a poll keeps from one question to the next.
+#[derive(Debug)]
+pub(crate) struct Polling(pub(crate) Mutex<FreePoll>);
+
+impl Default for Polling {
+    fn default() -> Self {
+        Self(Mutex::new(FreePoll::new(POLL_PERIOD)))
+    }
+}
+
+/// How old the driver's figure may be in a cheap poll.
+const POLL_PERIOD: Duration = Duration::from_millis(250);
 
 #[cfg(test)]
 mod tests {

@@ -16,26 +16,17 @@
 
 use std::panic::Location;
 
-use anyhow::Result;
 use metrale_driver_sys::is_sticky;
-use metrale_ledger::{AllocKind, SMALL_ALLOC_CHUNK};
+use metrale_ledger::AllocKind;
 
 use super::alloc::{ALLOCATE_BEFORE, ALLOCATING};
 use crate::backend::MetraleCudaBackend;
 use crate::call::Doing;
-use crate::config::BackendConfig;
+use crate::error::Result;
 use crate::graph::Reach;
 use crate::memory::OwnedMemory;
-use crate::parts::KEEPS_LEDGER;
 use crate::raw_handles::DevicePtr;
 use crate::redzone::count_alloc;
-
-/// The most bytes of an allocation that takes the short path; 0 where none does: with red zones, with a creation index to be
-/// traced, without a ledger.
-pub(crate) fn small_most(config: &BackendConfig, total_bytes: u64) -> usize {
-    let is_plain = KEEPS_LEDGER && config.redzone.band_bytes == 0 && config.redzone.trace_index.is_none();
-    if is_plain { (SMALL_ALLOC_CHUNK - 1).min(total_bytes) as usize } else { 0 }
-}
 
 impl MetraleCudaBackend {
     /// Allocates device memory by the path that fits.
@@ -92,26 +83,5 @@ impl MetraleCudaBackend {
             .map_err(|error| self.alloc_error(error, bytes, AllocKind::Device, site))?;
         let index = self.record_alloc(addr, addr, bytes, AllocKind::Device, site)?;
         Ok(OwnedMemory::new(DevicePtr(addr), bytes, index))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_small_allocations_without_red_zones_and_trace_take_the_short_path() {
-        let plain = BackendConfig::default();
-        let most = if KEEPS_LEDGER { SMALL_ALLOC_CHUNK as usize - 1 } else { 0 };
-        assert_eq!(small_most(&plain, 141 << 30), most);
-        assert_eq!(
-            small_most(&plain, 1000),
-            most.min(1000),
-            "what is above the total is refused on the other path"
-        );
-        let (mut padded, mut traced) = (plain.clone(), plain);
-        padded.redzone.band_bytes = 16;
-        traced.redzone.trace_index = Some(0);
-        assert_eq!([padded, traced].map(|config| small_most(&config, 141 << 30)), [0, 0]);
     }
 }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The way of every copy and fill: bind, keep the stream, pass the gate of captures, check the ends, have the driver do it.
 
-use anyhow::{Error, Result};
 use metrale_driver_sys::DriverError;
 use metrale_ledger::{ByteSize, Whois};
 use metrale_telemetry::{Launch, LaunchArg, LaunchKind, run_metrics};
 
 use crate::backend::{Bound, MetraleCudaBackend};
 use crate::call::failed;
+use crate::error::{Error, Result};
 use crate::graph::{BorrowedCopy, Uses};
 use crate::handles::HeldHandle;
 use crate::memory::Followed;
-use crate::memory::copy::End;
+use crate::memory::end::End;
 use crate::raw_handles::DevicePtr;
 use crate::stream::LEGACY_STREAM;
 

@@ -4,10 +4,8 @@
 
 use core::mem;
 
-use anyhow::Result;
-
 use crate::backend::MetraleCudaBackend;
-use crate::error::BadArgument;
+use crate::error::{BadArgument, Result};
 use crate::memory::PinnedPtr;
 use crate::raw_handles::DevicePtr;
 

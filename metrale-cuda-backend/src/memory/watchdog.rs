@@ -22,6 +22,8 @@ use std::time::Instant;
 use metrale_ledger::ByteSize;
 use parking_lot::{Condvar, Mutex};
 
+use crate::error::{Cause, ErrorKind, Remedy, causes};
+
 /// Low readings in a row that fire the watchdog.
 pub const LOW_READINGS: u32 = 3;
 
@@ -108,6 +110,18 @@ pub enum WatchdogError {
         /// The system's answer.
         reason: String,
     },
+}
+
+causes! { WatchdogError: BadArgument }
+
+impl Cause for BelowFloor {
+    fn kind(&self) -> ErrorKind {
+        ErrorKind::OutOfMemory
+    }
+
+    fn remedy(&self) -> Remedy {
+        Remedy::FreeAndRetry
+    }
 }
 
 impl Watchdog {

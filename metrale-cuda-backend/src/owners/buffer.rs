@@ -6,10 +6,9 @@ use std::marker::PhantomData;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
-use anyhow::Result;
 use bytemuck::Pod;
 
-use crate::error::BadArgument;
+use crate::error::{BadArgument, Result};
 use crate::gpu::GpuBackend;
 use crate::memory::{Freed, OwnedMemory};
 use crate::owners::slice::{DeviceSlice, DeviceSliceMut};

@@ -4,8 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use anyhow::Result;
-
+use crate::error::Result;
 use crate::gpu::GpuBackend;
 use crate::owners::{SharedBackend, log_kept};
 

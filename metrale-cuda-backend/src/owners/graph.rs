@@ -4,9 +4,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use anyhow::Result;
 use bytemuck::Pod;
 
+use crate::error::Result;
 use crate::gpu::GpuBackend;
 use crate::graph::GraphUpdate;
 use crate::owners::log_kept;

@@ -28,7 +28,7 @@ pub use slice::{DeviceSlice, DeviceSliceMut};
 pub use stream::Stream;
 
 /// Logs that a drop could not give back what it owned. Of a lost context the log has one line already.
-fn log_kept(what: impl fmt::Display, error: &anyhow::Error) {
+fn log_kept(what: impl fmt::Display, error: &crate::error::Error) {
     if error.is::<ContextLost>() {
         tracing::debug!("{what} stays: {error:#}");
     } else {

@@ -6,10 +6,9 @@ use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
-use anyhow::Result;
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 
-use crate::error::BadArgument;
+use crate::error::{BadArgument, Result};
 use crate::gpu::GpuBackend;
 use crate::owners::buffer::DeviceBuffer;
 use crate::raw_handles::DevicePtr;

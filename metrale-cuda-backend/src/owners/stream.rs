@@ -4,9 +4,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use anyhow::Result;
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 
+use crate::error::Result;
 use crate::gpu::GpuBackend;
 use crate::owners::event::Event;
 use crate::owners::graph::Capture;

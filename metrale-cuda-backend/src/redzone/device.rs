@@ -11,10 +11,10 @@ use core::ffi::c_void;
 use std::panic::Location;
 use std::sync::Arc;
 
-use anyhow::{Error, Result};
 use metrale_ledger::AllocKind;
 use metrale_registry::MetraleRegistry;
 
+use super::scanner::{Chosen, DeviceTable, Scanner};
 use super::zones::BandOwner;
 use super::{
     BLOCK_THREADS, Band, BandFound, BandTable, BandUpdate, CHECK_KERNEL, KERNELS_PTX, ScanBy, UPDATE_KERNEL,
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
-use crate::error::{BadArgument, LedgerConflict, Remedy, remedy};
+use crate::error::{BadArgument, Error, LedgerConflict, Remedy, Result};
 use crate::memory::Cost;
 
 const MODULE: &str = "metrale_redzone";
@@ -35,31 +35,7 @@ const LEAST_SLOTS: usize = 4096;
 /// Pages of its own, so that an overrun of a neighbour in the same page does not reach it.
 const LEAST_BYTES: usize = 2 << 20;
 
-/// Who looks at the bands, chosen at the first scan.
-pub(crate) struct Scanner {
-    wanted: ScanBy,
-    chosen: Chosen,
-}
-
-enum Chosen {
-    NotYet,
-    Kernel(DeviceTable),
-    Copies,
-}
-
 impl Scanner {
-    pub(crate) const fn new(wanted: ScanBy) -> Self {
-        Self { wanted, chosen: Chosen::NotYet }
-    }
-
-    pub(crate) const fn is_by_kernel(&self) -> Option<bool> {
-        match self.chosen {
-            Chosen::NotYet => None,
-            Chosen::Kernel(_) => Some(true),
-            Chosen::Copies => Some(false),
-        }
-    }
-
     /// The device's table, loaded on first use; `None` where bands are to be copied. An error where the kernel was asked
     /// for and cannot be had, or the context is lost.
     pub(crate) fn device_table(&mut self, backend: &MetraleCudaBackend) -> Result<Option<&mut DeviceTable>> {
@@ -80,9 +56,7 @@ impl Scanner {
         }
         match DeviceTable::load(backend) {
             Ok(table) => Ok(Chosen::Kernel(table)),
-            Err(error) if self.wanted == ScanBy::Kernel || remedy(&error) == Some(Remedy::Relaunch) => {
-                Err(error)
-            }
+            Err(error) if self.wanted == ScanBy::Kernel || error.remedy() == Remedy::Relaunch => Err(error),
             Err(error) => {
                 tracing::warn!(
                     "the red zones' kernel cannot be used on this device, so bands are copied one by one: {error:#}"
@@ -98,19 +72,6 @@ impl Scanner {
             table.free(backend);
         }
     }
-}
-
-/// The loaded kernels and the memory they work on.
-pub(crate) struct DeviceTable {
-    registry: Arc<MetraleRegistry>,
-    check: u64,
-    update: u64,
-    /// The allocation; 0 while there is none.
-    base: u64,
-    /// Its capacity in slots.
-    slots: usize,
-    /// What the counter held when it was last read.
-    counted: u32,
 }
 
 impl DeviceTable {
@@ -152,7 +113,7 @@ impl DeviceTable {
         let now = u32::from_le_bytes(now);
         let new = now.wrapping_sub(self.counted) as usize;
         if new > slots {
-            return Err(Error::new(BadArgument::new(format!(
+            return Err(Error::from(BadArgument::new(format!(
                 "the red zones' own table was written over: {new} changes in {slots} bands"
             ))));
         }
@@ -274,7 +235,7 @@ impl DeviceTable {
         {
             let not_freed = backend.driver_free(base).err();
             let reason = misuse.to_string();
-            return Err(Error::new(LedgerConflict { addr: base, bytes, reason, not_freed }));
+            return Err(Error::from(LedgerConflict { addr: base, bytes, reason, not_freed }));
         }
         (self.base, self.slots, self.counted) = (base, wanted, 0);
         // The slots too: one that no update has named yet must read as free.

@@ -9,7 +9,6 @@
 
 use std::panic::Location;
 
-use anyhow::{Error, Result};
 use metrale_driver_sys::DriverError;
 use metrale_ledger::{AllocKind, Whois, file_line};
 use metrale_registry::is_teardown_noop;
@@ -19,7 +18,7 @@ use super::zones::{Padded, Plan};
 use super::{Side, Violation};
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
-use crate::error::{BadArgument, LedgerConflict};
+use crate::error::{BadArgument, Error, LedgerConflict, Result};
 use crate::raw_handles::DevicePtr;
 
 /// Bytes copied at a time, to lay a pattern or to read a band; a multiple of 256, after which a pattern repeats.
@@ -274,7 +273,7 @@ impl MetraleCudaBackend {
             {
                 self.forget_padding(padded);
                 let reason = misuse.to_string();
-                return Err(Error::new(LedgerConflict { addr: address, bytes, reason, not_freed: None }));
+                return Err(Error::from(LedgerConflict { addr: address, bytes, reason, not_freed: None }));
             }
         }
         Ok(())

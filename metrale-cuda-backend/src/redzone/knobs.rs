@@ -6,7 +6,7 @@
 use std::ffi::OsString;
 
 use super::{BandLayout, Fill, MAX_BAND_BYTES, TooLargeForBands};
-use crate::config::{ConfigError, decimal, number};
+use crate::environment::{ConfigError, decimal, number};
 
 /// The variable for [`RedzoneConfig::band_bytes`].
 pub const REDZONE: &str = "METRALE_REDZONE";

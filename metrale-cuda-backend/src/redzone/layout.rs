@@ -3,6 +3,8 @@
 
 use metrale_ledger::ByteSize;
 
+use crate::error::causes;
+
 /// Bands are a multiple of this many bytes, so that most of one is read 16 bytes at a time.
 pub const BAND_ALIGN: usize = 16;
 
@@ -36,6 +38,8 @@ pub struct TooLargeForBands {
     /// What the bands would take.
     pub pad_bytes: usize,
 }
+
+causes! { TooLargeForBands: BadArgument }
 
 impl BandLayout {
     /// The layout of a request without bands.

@@ -24,6 +24,7 @@ mod pattern;
 mod quarantine;
 mod report;
 mod scan;
+mod scanner;
 mod table;
 mod zones;
 

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Scans: every band looked at, what changed reported and restored; and poison.
 
-use anyhow::{Error, Result};
 use metrale_driver_sys::{CU_STREAM_CAPTURE_STATUS_NONE, stream_capture_status};
 
 use super::ScanReport;
 use super::pattern::BandChange;
 use super::zones::{BandOwner, ZoneState};
 use crate::backend::MetraleCudaBackend;
-use crate::error::{BadArgument, Remedy, remedy};
+use crate::error::{BadArgument, Error, Remedy, Result};
 use crate::graph::Reach;
 
 impl MetraleCudaBackend {
@@ -34,7 +33,7 @@ impl MetraleCudaBackend {
             state.scanned();
             return Ok((ScanReport::default(), None));
         }
-        let sound = sound.map_err(Error::new);
+        let sound = sound.map_err(Error::from);
         let changes = sound.and_then(|()| self.wait_for_known_work()).and_then(|()| self.changes(&mut state));
         match changes {
             Ok(changes) => {
@@ -63,7 +62,7 @@ impl MetraleCudaBackend {
                 return Ok(changes.collect());
             }
             Some(Err(error)) => {
-                let is_lost = remedy(&error) == Some(Remedy::Relaunch);
+                let is_lost = error.remedy() == Remedy::Relaunch;
                 // Its table is not to be trusted any more, nor what it was told.
                 scanner.reset(self);
                 table.forget_device();

@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 
 use super::{BandChange, Pattern};
+use crate::error::causes;
 
 /// The kernels, as PTX made of `kernels/redzone.cu`: `metrale_redzone_check`, `metrale_redzone_fill` and
 /// `metrale_redzone_update`, a warp to a band. For every GPU since compute capability 7.0.
@@ -42,6 +43,8 @@ pub struct Band {
     /// What is in it.
     pub pattern: Pattern,
 }
+
+causes! { TableFull: NotSupported }
 
 impl Band {
     /// Bytes of a band in the device's table.

@@ -9,7 +9,7 @@ use std::time::Instant;
 use metrale_ledger::file_line;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::device::Scanner;
+use super::scanner::Scanner;
 use super::{
     Band, BandChange, BandLayout, BandTable, BandUpdate, CleanScan, Fill, Pattern, Quarantine, RedzoneConfig,
     ScanReport, Side, TableFull, TooLargeForBands, Violation, creation,

@@ -3,7 +3,6 @@
 
 use core::ffi::c_void;
 
-use anyhow::Result;
 use metrale_driver_sys::{CUdevice_attribute, CUtensorMap, DriverApi, attribute};
 use metrale_ledger::{ByteSize, LiveAllocation, Whois};
 
@@ -11,7 +10,7 @@ use super::{MAX_BOX_BYTES, TensorMap, TensorMapSpec};
 use crate::arch::ComputeCapability;
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
-use crate::error::FeatureOff;
+use crate::error::{FeatureOff, Result, causes};
 use crate::gpu::GpuBackend;
 use crate::parts::HAS_TENSORMAP;
 
@@ -36,6 +35,8 @@ pub struct TensorMapOutOfBounds {
     /// The allocation: base, size, call site, scope.
     pub owner: Box<LiveAllocation>,
 }
+
+causes! { TensorMapOutOfBounds: OutOfBounds }
 
 impl TensorMapOutOfBounds {
     /// How many bytes would lie past the end of the allocation.

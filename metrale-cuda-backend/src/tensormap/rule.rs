@@ -7,6 +7,7 @@ use metrale_ledger::ByteSize;
 
 use super::{ElementType, Interleave, Swizzle};
 use crate::arch::ComputeCapability;
+use crate::error::causes;
 
 /// A broken rule. Indices count dimensions from the innermost, 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -262,6 +263,8 @@ impl fmt::Display for TensorMapError {
 }
 
 impl std::error::Error for TensorMapError {}
+
+causes! { TensorMapError: BadArgument }
 
 /// What is worth saying of a map that keeps every rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
