@@ -38,13 +38,16 @@ use crate::span_table::Timing;
 /// Every method of [`GpuBackend`](crate::GpuBackend) is an inherent method too, so that nothing need be imported to call
 /// it; its documentation is at the trait.
 ///
-/// Dropping the backend gives up its captures and destroys its graphs, frees what is still on its ledger, and arenas and
-/// pinned memory too, and destroys the streams and events that are left, with warnings that say whose they were; then the
-/// modules unload, and with the last user of the device its context goes.
+/// Dropping the backend gives up its captures and destroys its graphs, frees what is still on its ledger, and pinned memory
+/// too, and destroys the streams and events that are left, with warnings that say whose they were; then the modules unload.
+/// What [`alloc_arena`](crate::GpuMemory::alloc_arena) returned stays allocated, with its contents: the next backend that is made on
+/// the device has it on its ledger, and `free_arena` of any backend of the device frees it. The context goes with the last
+/// user of the device, which such an arena is too.
 pub struct MetraleCudaBackend {
     // In this order: `drop` destroys the graphs and frees the ledger's memory before any field is dropped.
     graph_client: GraphClient,
-    ledger_writer: LedgerWriter,
+    /// Shared with the arenas on it, which may outlive the backend.
+    ledger_writer: Arc<LedgerWriter>,
     /// Before the host: its kernels unload into a context that is there.
     zones: Zones,
     costs: Costs,
@@ -176,7 +179,7 @@ impl BackendBuilder {
         registry.observe_look_ups(look_up_observer(Arc::clone(&audit)));
         let reads_pageable_memory = reads_pageable_memory(&host);
         let small_most = small_most(&config, host.facts().total_bytes);
-        let ledger_writer = LedgerWriter::new(config.recent_events);
+        let ledger_writer = Arc::new(LedgerWriter::new(config.recent_events));
         let backend = MetraleCudaBackend {
             audit,
             graph_client: GraphClient::new(&host, ledger_writer.ledger().probe()),
@@ -201,6 +204,7 @@ impl BackendBuilder {
             small_most,
             run,
         };
+        backend.take_over_arenas();
         // Not `memory_info`, which refuses where this thread captures on another backend's behalf.
         let memory = backend.ask_memory_info().doing(|| "asking for the free memory".to_owned())?;
         if backend.run.began() {
@@ -342,7 +346,7 @@ impl MetraleCudaBackend {
         &self.graph_client
     }
 
-    pub(crate) const fn ledger_writer(&self) -> &LedgerWriter {
+    pub(crate) const fn ledger_writer(&self) -> &Arc<LedgerWriter> {
         &self.ledger_writer
     }
 
@@ -430,7 +434,10 @@ impl MetraleCudaBackend {
     pub(crate) fn bound_to_free(&self, doing: &'static str) -> Result<Option<Bound<'_>>> {
         self.latch.sound(|| doing.to_owned())?;
         match self.host.current_context() {
-            Err(error) if is_teardown_noop(error.status) => Ok(None),
+            // What is gone may be no more than another context that this thread had.
+            Err(error) if is_teardown_noop(error.status) => {
+                Ok(self.entered(doing)?.map(|current| Bound(Some(current))))
+            }
             answer => self.bind(answer, doing).map(Some),
         }
     }

@@ -115,7 +115,7 @@ impl DriverLatch {
 /// The latches of this process. Those of dropped drivers are removed at the next look-up.
 static LATCHES: Mutex<Vec<DriverLatch>> = Mutex::new(Vec::new());
 
-fn address_of(driver: &dyn DriverApi) -> usize {
+pub(crate) fn address_of(driver: &dyn DriverApi) -> usize {
     core::ptr::from_ref(driver).cast::<()>().addr()
 }
 

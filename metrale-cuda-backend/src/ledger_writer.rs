@@ -135,15 +135,39 @@ impl LedgerWriter {
         self.ledger.drain().into_iter().map(|(addr, record)| (addr, Some(record))).collect()
     }
 
-    /// Takes every allocation of a kind off, each of which another thread may free first.
-    #[track_caller]
-    pub(crate) fn drain_kind(&self, kind: AllocKind) -> Vec<Left> {
+    /// What is live of a kind, with its records where a ledger is kept.
+    pub(crate) fn left_of(&self, kind: AllocKind) -> Vec<Left> {
         if !KEEPS_LEDGER {
-            return self.take(|of| of == kind);
+            let live = self.live.lock().of(|of| of == kind);
+            return live.into_iter().map(|(_, addr)| (addr, None)).collect();
         }
         let live = self.ledger.allocations_of(kind).into_iter();
-        live.filter_map(|(addr, record)| Some((addr, self.forget(addr, kind).ok().map(|_| Some(record))?)))
-            .collect()
+        live.map(|(addr, record)| (addr, Some(record))).collect()
+    }
+
+    /// Takes the allocations of a kind off that `is_wanted` picks by their addresses, each of which another thread may free first.
+    #[track_caller]
+    pub(crate) fn drain_kind(&self, kind: AllocKind, is_wanted: impl Fn(u64) -> bool) -> Vec<Left> {
+        let mut left = self.left_of(kind);
+        left.retain(|&(addr, _)| is_wanted(addr) && self.forget(addr, kind).is_ok());
+        left
+    }
+
+    /// Moves the record of an arena here from the ledger of another backend, with its labels. Nothing where that has none.
+    #[track_caller]
+    pub(crate) fn take_over_arena(&self, from: &Self, addr: u64) {
+        match from.forget(addr, AllocKind::Arena) {
+            Ok(Some(AllocRecord { bytes, site, scope, tag, .. })) => {
+                let _scope = scope.map(|label| self.ledger.scope(&label));
+                // It was live on the other ledger, so nothing here can be where it is.
+                let _ = self.ledger.record_as(addr, bytes, site, AllocKind::Arena);
+                if let Some(tag) = tag {
+                    self.ledger.tag(addr, &tag);
+                }
+            }
+            Ok(None) => self.live.lock().record(addr, AllocKind::Arena),
+            Err(_) => {}
+        }
     }
 
     fn take(&self, is_wanted: impl Fn(AllocKind) -> bool) -> Vec<Left> {

@@ -77,6 +77,7 @@ mod kernel_table;
 mod kernels;
 mod launch;
 mod ledger_writer;
+mod left;
 mod live_addresses;
 pub mod memory;
 mod merged_report;

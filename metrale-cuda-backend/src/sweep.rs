@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The sweep: freeing what nobody freed, with one warning that says whose it was; and the drop, which runs it.
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::panic::Location;
 use std::sync::Arc;
 
 use metrale_driver_sys::{DriverError, is_sticky};
@@ -14,16 +12,17 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::failed;
 use crate::error::{Cause, ContextLost, ErrorKind, Remedy, Result};
 use crate::graph::Reach;
-use crate::ledger_writer::{LedgerWriter, Left};
-use crate::parts::KEEPS_LEDGER;
+use crate::ledger_writer::Left;
+use crate::left::{LargestSites, counted};
+use crate::memory::memory_info_of;
 
 /// What a sweep takes.
 const SWEEPABLE: [AllocKind; 2] = [AllocKind::Device, AllocKind::Managed];
 /// What has an owner that a sweep leaves it to.
 const OWNED: [AllocKind; 2] = [AllocKind::Arena, AllocKind::Pinned];
 
-/// Call sites named in a warning.
-const SITES: usize = 5;
+/// Graphs named in a warning.
+const NAMES: usize = 5;
 
 /// A sweep that found the context lost.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,39 +48,17 @@ impl Cause for SweepIncomplete {
     }
 }
 
-/// What one sweep took off the ledger, and what came of it.
+/// What one sweep took off the ledger.
 struct Swept {
     left: Vec<Left>,
 }
 
-/// The call sites behind a list of records, largest first; nothing without records.
-struct LargestSites<'a>(&'a [Left]);
-
-impl fmt::Display for LargestSites<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut sums: BTreeMap<(&str, u32), (u64, u64)> = BTreeMap::new();
-        for record in self.0.iter().filter_map(|(_, record)| record.as_ref()) {
-            let site: &Location<'_> = record.site;
-            let sum = sums.entry((site.file(), site.line())).or_default();
-            sum.0 = sum.0.saturating_add(record.bytes as u64);
-            sum.1 += 1;
-        }
-        if !KEEPS_LEDGER {
-            return f.write_str(" (whose they were is not known without the feature \"ledger\")");
-        }
-        f.write_str(". Largest call sites: ")?;
-        let mut rows: Vec<_> = sums.into_iter().collect();
-        // Stable: equal sums stay in the order of their sites.
-        rows.sort_by_key(|&(_, (bytes, _))| std::cmp::Reverse(bytes));
-        for (index, ((file, line), (bytes, count))) in rows.iter().take(SITES).enumerate() {
-            let separator = if index == 0 { "" } else { ", " };
-            write!(f, "{separator}{file}:{line} ({} in {count})", ByteSize(*bytes))?;
-        }
-        match rows.len().saturating_sub(SITES) {
-            0 => Ok(()),
-            more => write!(f, " and {more} more"),
-        }
-    }
+/// How many allocations of a sweep are still allocated.
+struct NotFreed {
+    /// The driver refused to free them.
+    refused: usize,
+    /// Their context is lost.
+    lost: usize,
 }
 
 /// The graphs that went before the memory they used.
@@ -89,14 +66,14 @@ struct Destroyed<'a>(&'a [Arc<str>]);
 
 impl fmt::Display for Destroyed<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, name) in self.0.iter().take(SITES).enumerate() {
+        for (index, name) in self.0.iter().take(NAMES).enumerate() {
             write!(
                 f,
                 "{}{name:?}",
                 if index == 0 { ". Graphs that used them, destroyed before: " } else { ", " }
             )?;
         }
-        match self.0.len().saturating_sub(SITES) {
+        match self.0.len().saturating_sub(NAMES) {
             0 => Ok(()),
             more => write!(f, " and {more} more"),
         }
@@ -104,49 +81,27 @@ impl fmt::Display for Destroyed<'_> {
 }
 
 impl Swept {
-    /// How many there are and, where that is known, how large they are together.
-    fn counted(&self, kind: &str) -> String {
-        let count = match self.left.len() {
-            1 => format!("1 {kind} allocation"),
-            n => format!("{n} {kind} allocations"),
-        };
-        if !KEEPS_LEDGER {
-            return count;
-        }
-        let records = self.left.iter().filter_map(|(_, record)| record.as_ref());
-        let sum = records.fold(0_u64, |sum, record| sum.saturating_add(record.bytes as u64));
-        format!("{count} ({})", ByteSize(sum))
-    }
-
     /// Frees everything, once each, and returns how many could not be freed, which the ledger has back. What fails is logged
-    /// and the rest still freed; of a context that is lost one line says how many stay.
-    fn free(&self, ledger: &LedgerWriter, free: impl Fn(u64) -> Result<(), DriverError>) -> usize {
-        let (mut refused, mut lost) = (0, 0);
-        let mut first = None;
+    /// and the rest still freed; what stays because the context is lost is the caller's to tell.
+    fn free(&self, backend: &MetraleCudaBackend, free: impl Fn(u64) -> Result<(), DriverError>) -> NotFreed {
+        let mut not_freed = NotFreed { refused: 0, lost: 0 };
         for (addr, record) in &self.left {
             let Err(error) = free(*addr) else { continue };
             if is_teardown_noop(error.status) {
                 // The memory went with the context.
                 continue;
             }
-            ledger.restore(*addr, record.as_ref());
+            backend.ledger_writer().restore(*addr, record.as_ref());
             if is_sticky(error.status) {
-                lost += 1;
-                first.get_or_insert(error);
+                backend.latch().trip(error, None);
+                not_freed.lost += 1;
             } else {
-                refused += 1;
+                not_freed.refused += 1;
                 let record = record.as_ref().map(|record| format!(" ({record})")).unwrap_or_default();
                 tracing::error!("{addr:#x}{record} could not be freed: {error}");
             }
         }
-        if let Some(error) = first {
-            tracing::error!(
-                "{lost} of {} allocations cannot be freed because the context is lost: {error}; the system frees their \
-                 memory when the process ends",
-                self.left.len()
-            );
-        }
-        refused + lost
+        not_freed
     }
 }
 
@@ -163,10 +118,20 @@ impl MetraleCudaBackend {
             Ok(_current) => {
                 let (swept, not_freed) =
                     self.sweep("a load was abandoned, or they have no owner that frees them");
+                if not_freed.lost > 0 {
+                    tracing::error!(
+                        "{} of {swept} allocations cannot be freed because the context is lost; the system frees their memory \
+                         when the process ends",
+                        not_freed.lost
+                    );
+                }
                 // A free may have been the call that showed a fault.
                 match sound() {
                     Ok(()) => Ok(swept),
-                    Err(lost) => Err(SweepIncomplete { swept, not_freed, lost }.into()),
+                    Err(lost) => {
+                        let not_freed = not_freed.refused + not_freed.lost;
+                        Err(SweepIncomplete { swept, not_freed, lost }.into())
+                    }
                 }
             }
             // The context is gone, and the memory with it: nothing to free, nothing to warn of.
@@ -175,10 +140,10 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// Drains the ledger and frees all of it, with one warning. Returns how many allocations that were, and how many of them the
-    /// driver did not free. The context is current.
+    /// Drains the ledger and frees all of it, with one warning; how many there were, and how many are still there. The context is
+    /// current.
     #[track_caller]
-    fn sweep(&self, causes: &str) -> (usize, usize) {
+    fn sweep(&self, causes: &str) -> (usize, NotFreed) {
         // Graphs first: none may be left that would replay on freed memory.
         let memory = self.ledger_writer().live(&SWEEPABLE);
         let graphs = self.destroy_graphs_using(&memory, true);
@@ -186,17 +151,52 @@ impl MetraleCudaBackend {
         self.free_deferred();
         let swept = Swept { left: self.ledger_writer().drain() };
         let count = swept.left.len();
-        let mut not_freed = 0;
         if count > 0 {
             tracing::warn!(
                 "{} never released, and freed now: {causes}{}{}",
-                swept.counted("device"),
+                counted(&swept.left, "device"),
                 LargestSites(&swept.left),
                 Destroyed(&graphs)
             );
-            not_freed = swept.free(self.ledger_writer(), |addr| self.free_swept(addr));
         }
-        (count, not_freed)
+        (count, swept.free(self, |addr| self.free_swept(addr)))
+    }
+
+    /// Leaves the arenas that nobody owns to the process, with one line that says whose they are; none where the context is lost. No
+    /// driver is asked.
+    fn leave_arenas(&self) {
+        if self.context_fault().is_some() {
+            return self.drop_survivors();
+        }
+        let mut left = self.ledger_writer().left_of(AllocKind::Arena);
+        left.retain(|&(base, _)| !self.ends_with_backend(AllocKind::Arena, base));
+        self.leave_to_process(&left);
+        if !left.is_empty() {
+            tracing::info!(
+                "{} left to the process by a dropped backend of device {}, for free_arena of any other backend there{}",
+                counted(&left, "arena"),
+                self.ordinal(),
+                LargestSites(&left)
+            );
+        }
+    }
+
+    /// Whether there are arenas whose context is gone, and they with it. Asked twice, because nobody can free what is forgotten.
+    fn arenas_are_gone(&self) -> bool {
+        let is_gone = || memory_info_of(self.driver()).is_err_and(|error| is_teardown_noop(error.status));
+        !self.ledger_writer().live(&[AllocKind::Arena]).is_empty() && is_gone() && is_gone()
+    }
+
+    /// Whether the drop frees memory of a kind that no sweep takes.
+    fn ends_with_backend(&self, kind: AllocKind, base: u64) -> bool {
+        kind != AllocKind::Arena || self.owned_arenas().ends_with_backend(base)
+    }
+
+    /// What the drop frees of the kinds that no sweep takes.
+    fn owned_memory(&self) -> Vec<(AllocKind, u64)> {
+        let mut owned = self.ledger_writer().live(&OWNED);
+        owned.retain(|&(kind, base)| self.ends_with_backend(kind, base));
+        owned
     }
 
     /// Frees what is left of a kind that no sweep takes, with a warning of its own. The context is current.
@@ -207,27 +207,35 @@ impl MetraleCudaBackend {
         }
         tracing::warn!(
             "{} left when the backend was dropped, and freed now: their owner should have freed them before{}",
-            swept.counted(kind.name()),
+            counted(&swept.left, kind.name()),
             LargestSites(&swept.left)
         );
-        swept.free(self.ledger_writer(), free);
+        swept.free(self, free);
     }
 
-    /// Takes what is left of a kind off the ledger.
+    /// Takes what the drop frees of a kind off the ledger.
     fn left_of(&self, kind: AllocKind) -> Swept {
-        Swept { left: self.ledger_writer().drain_kind(kind) }
+        Swept { left: self.ledger_writer().drain_kind(kind, |base| self.ends_with_backend(kind, base)) }
     }
 
-    /// Whether the context is lost, so that nothing can be freed; one line then counts what stays.
+    /// Forgets all that went with the context.
+    fn forget_all(&self) {
+        self.drop_survivors();
+        self.ledger_writer().drain();
+        for kind in [AllocKind::Padding, AllocKind::Arena, AllocKind::Pinned] {
+            self.ledger_writer().drain_kind(kind, |_| true);
+        }
+    }
+
+    /// Whether the context is lost, so that nothing can be freed; one line then counts what stays. An arena that nobody owns would
+    /// have stayed anyway, and is not counted.
     fn is_left_behind(&self) -> bool {
         let Some(reason) = self.context_fault() else { return false };
         let ledger = self.ledger_writer().ledger();
-        let left = match KEEPS_LEDGER {
-            true => ledger.live_count() + ledger.arena_count() + ledger.pinned_count(),
-            false => self.ledger_writer().live(&[SWEEPABLE, OWNED].concat()).len(),
-        };
+        let left = self.ledger_writer().live(&SWEEPABLE).len() + self.owned_memory().len();
         let padding = ledger.padding_bytes();
-        let allocations = (left > 0).then(|| format!("{left} allocations"));
+        let allocations = (left > 0)
+            .then(|| if left == 1 { "1 allocation".to_owned() } else { format!("{left} allocations") });
         let padding = (padding > 0).then(|| format!("{} of red zones and quarantine", ByteSize::of(padding)));
         let what: Vec<String> = allocations.into_iter().chain(padding).collect();
         if !what.is_empty() {
@@ -236,14 +244,14 @@ impl MetraleCudaBackend {
                 what.join(" and ")
             );
         }
+        self.drop_survivors();
         true
     }
 
-    /// Destroys graphs of other backends that use an arena or pinned memory of this one, which is freed now. The sweep does the
-    /// same for the other kinds of memory.
+    /// Destroys graphs of other backends that use an owned arena or pinned memory of this one, which is freed now. The sweep does
+    /// the same for the other kinds of memory.
     fn destroy_foreign_graphs(&self) {
-        let left = self.ledger_writer().live(&OWNED);
-        let graphs = self.destroy_graphs_using(&left, true);
+        let graphs = self.destroy_graphs_using(&self.owned_memory(), true);
         if !graphs.is_empty() {
             tracing::warn!(
                 "memory is freed with its backend while graphs of other backends use it{}",
@@ -252,8 +260,8 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// Frees all that is left, on whichever thread drops the backend. Never panics, and never frees twice: each
-    /// allocation is removed from the ledger before it is freed.
+    /// Frees all that is left but the arenas that nobody owns, on whichever thread drops the backend. Never panics, and never
+    /// frees twice: each allocation is removed from the ledger before it is freed.
     pub(crate) fn free_all_left(&self) {
         if self.is_left_behind() {
             self.end_all_graphs(false);
@@ -280,22 +288,28 @@ impl MetraleCudaBackend {
                 self.close_zones();
                 // Freed memory that the driver had refused to take back.
                 let padding = self.left_of(AllocKind::Padding);
-                padding.free(self.ledger_writer(), |addr| self.driver_free(addr));
+                padding.free(self, |addr| self.driver_free(addr));
                 self.free_left(AllocKind::Arena, |addr| self.driver_free(addr));
                 self.free_left(AllocKind::Pinned, |addr| self.driver_free_pinned(addr));
+                if self.is_left_behind() {
+                    return;
+                }
                 // Behind the memory, whose freeing waits for the work that is left in the streams.
                 self.destroy_left();
+                if self.arenas_are_gone() {
+                    self.forget_all();
+                } else {
+                    self.leave_arenas();
+                }
             }
             // A context that is gone has taken its memory with it; a probe that outlives the backend must not show it.
             Err(error) if is_teardown_noop(error.status) => {
                 self.end_all_graphs(false);
-                self.ledger_writer().drain();
-                self.left_of(AllocKind::Padding);
-                self.left_of(AllocKind::Arena);
-                self.left_of(AllocKind::Pinned);
+                self.forget_all();
             }
             Err(error) => {
                 self.end_all_graphs(false);
+                self.leave_arenas();
                 let ledger = self.ledger_writer().ledger();
                 let (left, padding) = (ledger.live_count(), ByteSize(ledger.padding_bytes() as u64));
                 tracing::error!(

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use common::{KERNELS, KIB, MIB, logged, sim_with_kernels};
 use metrale_cuda_backend::{
-    BackendConfig, Copy2d, DriverApi, DriverFn, Error, KernelLaunch, MetraleCudaBackend, PinnedBuffer,
-    Result, Uploader,
+    AllocKind, BackendConfig, Copy2d, DevicePtr, DriverApi, DriverFn, Error, KernelLaunch,
+    MetraleCudaBackend, PinnedBuffer, Result, Uploader,
 };
 use metrale_driver_sim::{FaultDriver, Leaks, SimDriver, TraceCall, TraceDriver};
 
@@ -77,7 +77,7 @@ enum Program {
     GoesOn,
 }
 
-/// One run of the scenario.
+/// One run of the scenario, whose arenas a later backend frees.
 struct Run {
     driver: Arc<SimDriver>,
     program: Program,
@@ -283,6 +283,7 @@ fn shown(
     config: &BackendConfig,
     program: Program,
     comparable: impl Fn() -> bool + 'static,
+    ended: impl FnOnce(),
 ) -> Shown {
     let mut run = Run {
         driver: Arc::clone(driver),
@@ -291,8 +292,17 @@ fn shown(
         errors: Vec::new(),
         drift: Vec::new(),
     };
-    let act = || catch_unwind(AssertUnwindSafe(|| scenario(&mut run, outer, config))).is_err();
+    let scenario_driver = Arc::clone(&outer);
+    let act = || catch_unwind(AssertUnwindSafe(|| scenario(&mut run, scenario_driver, config))).is_err();
     let (panicked, lines) = logged(act);
+    ended();
+    let later = MetraleCudaBackend::builder().driver(outer).config(BackendConfig::default()).build();
+    // Refused where the context is lost, and every arena with it.
+    if let Ok(later) = later {
+        for (addr, _) in later.ledger_probe().allocations_of(AllocKind::Arena) {
+            later.free_arena(DevicePtr(addr)).unwrap();
+        }
+    }
     Shown {
         panicked,
         leaks: driver.leaks(),
@@ -307,10 +317,11 @@ fn shown(
 fn clean(config: &BackendConfig) -> Vec<TraceCall> {
     let driver = sim();
     let trace = Arc::new(TraceDriver::new(driver.clone()));
-    let shown = shown(&driver, trace.clone(), config, Program::Stops, || true);
+    let mut calls = Vec::new();
+    let shown = shown(&driver, trace.clone(), config, Program::Stops, || true, || calls = trace.calls());
     assert!(!shown.panicked && shown.errors.is_empty() && shown.drift.is_empty(), "{shown}");
     assert!(shown.leaks.is_empty() && shown.diagnostics.is_empty(), "{shown}");
-    trace.calls()
+    calls
 }
 
 impl fmt::Display for Shown {
@@ -383,15 +394,18 @@ fn table(name: &str, config: &BackendConfig) -> String {
                 let asked = faulty.clone();
                 let lies = fault.says_it_is_gone();
                 let comparable = move || !lies || asked.injected().is_empty();
-                let shown = shown(&driver, faulty.clone(), config, program, comparable);
-                if faulty.injected().is_empty() {
+                let mut injected = Vec::new();
+                let shown = shown(&driver, faulty.clone(), config, program, comparable, || {
+                    injected = faulty.injected();
+                    faulty.clear();
+                });
+                if injected.is_empty() {
                     // The last call, and one that a lost context does not hinder.
                     assert!(matches!(fault, Fault::Sticky(_)), "call {nth}, {function}: never reached");
                     continue;
                 }
 
                 // After a lasting failure the engine may pass over the first call that failed, and tell of another.
-                let injected = faulty.injected();
                 let named = |text: &str| injected.iter().any(|call| text.contains(call.function.name()));
                 let first = shown.errors.first();
                 let is_unnamed = first.is_some_and(|(_, error)| !named(error));

@@ -103,7 +103,7 @@ on_both_drivers! {
         let backend = backend(driver);
         let probe = backend.ledger_probe();
         backend.alloc_pinned(4096).unwrap();
-        backend.alloc_arena(3 * MIB).unwrap();
+        std::mem::forget(backend.packed_arena(3 * MIB).unwrap());
         let ((), lines) = logged(|| drop(backend));
         assert_eq!(probe.allocations_of(AllocKind::Pinned).len() + probe.allocations_of(AllocKind::Arena).len(), 0);
         assert_eq!(lines.len(), 2, "{lines:?}");

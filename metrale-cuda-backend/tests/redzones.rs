@@ -408,7 +408,7 @@ on_both_drivers! {
         let (_, log) = logged(|| drop(backend));
         // How much it is differs: a scan by kernel has a table too.
         let left = |line: &&String| {
-            line.contains("1 allocations and ") && line.contains(" of red zones and quarantine of a dropped backend")
+            line.contains("1 allocation and ") && line.contains(" of red zones and quarantine of a dropped backend")
         };
         assert_eq!(log.iter().filter(left).count(), 1, "{log:#?}");
     }

@@ -6,7 +6,10 @@ mod common;
 use std::sync::Arc;
 
 use common::{KIB, MIB, backend, logged, sim};
-use metrale_cuda_backend::{ContextLost, DriverFn, GpuBackend, MetraleCudaBackend, Remedy, SweepIncomplete};
+use metrale_cuda_backend::{
+    BackendConfig, ContextLost, DeviceBuffer, DriverFn, GpuBackend, MetraleCudaBackend, Remedy,
+    SweepIncomplete,
+};
 use metrale_driver_sim::{FaultDriver, on_both_drivers};
 
 fn warnings(lines: &[String]) -> Vec<&String> {
@@ -127,10 +130,13 @@ fn a_lost_context_neither_hangs_the_drop_nor_floods_the_log() {
     driver.inject_fault(0, 700);
     let ((), lines) = logged(|| drop(backend));
     let (warnings, errors) = (warnings(&lines), errors(&lines));
-    assert_eq!((warnings.len(), errors.len()), (2, 2), "{lines:?}");
+    assert_eq!((warnings.len(), errors.len(), lines.len()), (2, 1, 3), "{lines:?}");
     assert!(errors[0].contains("is lost since cuMemFree_v2") && errors[0].contains("(700)"), "{lines:?}");
-    assert!(errors[1].contains("1000 of 1000"), "{lines:?}");
-    assert!(warnings[1].contains("2 allocations of a dropped backend cannot be freed"), "{lines:?}");
+    // What the sweep could not free and the pinned memory; the arena would have stayed anyway.
+    assert!(
+        warnings[1].starts_with("WARN 1001 allocations of a dropped backend cannot be freed"),
+        "{lines:?}"
+    );
 }
 
 /// The frees behind one that fails are still made, whatever its status, and the count comes with the error.
@@ -224,4 +230,49 @@ fn a_drop_on_a_thread_that_never_bound_frees_all_the_same() {
     })
     .join()
     .unwrap();
+}
+
+/// A thread that never was bound may have had a context of another library that is gone: the driver then says so where it is asked
+/// what is current. That is no answer about this context.
+#[test]
+fn a_thread_whose_own_context_is_gone_frees_and_drops_all_the_same() {
+    let bands: &[usize] = if cfg!(feature = "redzone") { &[0, 256] } else { &[0] };
+    let cases = [4, 201, 709].into_iter().flat_map(|status| bands.iter().map(move |&bytes| (status, bytes)));
+    for (status, band_bytes) in cases {
+        let driver = sim();
+        let faulty = Arc::new(FaultDriver::new(driver.clone()));
+        let mut config = BackendConfig::default();
+        config.redzone.band_bytes = band_bytes;
+        let builder = MetraleCudaBackend::builder().driver(faulty.clone()).config(config);
+        let backend = Arc::new(builder.build().unwrap());
+        let gpu: Arc<dyn GpuBackend> = backend.clone();
+        let buffer = DeviceBuffer::<u8>::zeroed(&gpu, MIB).unwrap();
+        let (small, large) = (backend.alloc(64).unwrap(), backend.alloc(3 * MIB).unwrap());
+        let (arena, pinned) = (backend.alloc_arena(MIB).unwrap(), backend.alloc_pinned(64).unwrap());
+        let (stream, event) = (backend.create_stream().unwrap(), backend.create_event().unwrap());
+        backend.alloc(MIB).unwrap();
+        backend.alloc_pinned(64).unwrap();
+        faulty.fail_every(DriverFn::cuCtxGetCurrent, status);
+        std::thread::spawn(move || {
+            let ((), lines) = logged(|| {
+                drop(buffer);
+                gpu.free(small).unwrap();
+                gpu.free(large).unwrap();
+                gpu.free_arena(arena).unwrap();
+                gpu.free_pinned(pinned).unwrap();
+                gpu.destroy_stream(stream).unwrap();
+                gpu.destroy_event(event).unwrap();
+            });
+            assert_eq!(lines, [""; 0], "{status}, {band_bytes}");
+            // Whatever a band or the table of a scan takes is the backend's own.
+            let probe = gpu.ledger_probe();
+            assert_eq!((probe.live_count(), probe.arena_count(), probe.pinned_count()), (1, 0, 1));
+            assert_eq!(driver.leaks().memory_bytes() as usize, MIB + 64 + probe.padding_bytes());
+            let ((), lines) = logged(|| drop((backend, gpu)));
+            assert_eq!((warnings(&lines).len(), errors(&lines).len()), (2, 0), "{status}: {lines:?}");
+            assert!(driver.leaks().is_empty(), "{status}, {band_bytes}: {}", driver.leaks());
+        })
+        .join()
+        .unwrap();
+    }
 }

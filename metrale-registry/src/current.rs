@@ -7,6 +7,8 @@ use core::marker::PhantomData;
 
 use metrale_driver_sys::{CUcontext, DriverApi, DriverError, ask};
 
+use crate::is_teardown_noop;
+
 thread_local! {
     /// The number of the host whose context was the last that the driver told this crate of; 0 for none.
     static SEEN: Cell<u64> = const { Cell::new(0) };
@@ -54,7 +56,8 @@ pub struct CurrentContext<'driver> {
 
 impl<'driver> CurrentContext<'driver> {
     /// Makes `context`, that of the host with this number, the current one. A driver that does not say what is current is
-    /// believed to have what was last seen: without that, a teardown would leave all that there is to release.
+    /// believed to have what was last seen: without that, a teardown would leave all that there is to release. Where it says that
+    /// what is current is gone, the thread has nothing to restore.
     pub(crate) fn enter(
         driver: &'driver dyn DriverApi,
         context: CUcontext,
@@ -62,6 +65,7 @@ impl<'driver> CurrentContext<'driver> {
     ) -> Result<Self, DriverError> {
         let before = match current_context(driver) {
             Err(_) if was_seen(host) => None,
+            Err(error) if is_teardown_noop(error.status) => Some(0),
             answer => Some(answer?).filter(|&current| current != context),
         };
         if before.is_some() {

@@ -45,6 +45,19 @@ fn the_last_handle_may_go_on_a_thread_without_a_context() {
     assert!(driver.leaks().is_empty(), "{}", driver.leaks());
 }
 
+/// It is the thread's own context that is gone, and not the host's.
+#[test]
+fn the_last_handle_may_go_on_a_thread_whose_context_is_gone() {
+    for status in [4, 201, 709] {
+        let driver = h200();
+        let faulty = Arc::new(FaultDriver::new(driver.clone()));
+        let registry = MetraleRegistry::load_with(faulty.clone(), 0, MODULES).unwrap();
+        faulty.fail_every(DriverFn::cuCtxGetCurrent, status);
+        std::thread::spawn(move || registry.release().unwrap()).join().unwrap();
+        assert!(driver.leaks().is_empty(), "{status}: {}", driver.leaks());
+    }
+}
+
 #[test]
 fn a_failure_at_any_call_is_an_error_and_leaves_nothing() {
     let (mut failures, mut unanswered) = (0, 0);

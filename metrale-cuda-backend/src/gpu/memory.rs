@@ -73,7 +73,8 @@ pub trait GpuMemory: Send + Sync {
     }
 
     /// Allocates `bytes` of device memory with an owner of its own: accounted apart and never taken by
-    /// [`sweep_unreleased`](Self::sweep_unreleased). Otherwise as [`alloc`](Self::alloc).
+    /// [`sweep_unreleased`](Self::sweep_unreleased). It outlives the backend, with its contents, until it is
+    /// [freed](Self::free_arena) or the process ends. Otherwise as [`alloc`](Self::alloc).
     /// [`PackedArena`](crate::PackedArena) is one that allocates named parts of itself; it is made where the backend is, before
     /// that is handed on as a trait object.
     ///
@@ -82,7 +83,8 @@ pub trait GpuMemory: Send + Sync {
     #[track_caller]
     fn alloc_arena(&self, bytes: usize) -> Result<DevicePtr>;
 
-    /// Frees what [`alloc_arena`](Self::alloc_arena) returned. Otherwise as [`free`](Self::free).
+    /// Frees what [`alloc_arena`](Self::alloc_arena) returned: of this backend, or of one of its device that was dropped.
+    /// Otherwise as [`free`](Self::free).
     ///
     /// # Errors
     /// As [`free`](Self::free); what is no arena is refused, and so, with [`BadArgument`](crate::BadArgument), is what a value of

@@ -17,7 +17,7 @@ use crate::graph::captures::Capture;
 use crate::graph::refusal::NotCapturing;
 
 /// What the driver made of a capture: its template of a graph, which a drop destroys, and the pins of what was captured,
-/// which a drop releases unless they were passed on.
+/// which a drop releases unless they were passed on; then it frees what waited for that.
 pub(crate) struct Recorded<'backend> {
     backend: &'backend MetraleCudaBackend,
     pub(crate) template: CUgraph,
@@ -39,6 +39,7 @@ impl Drop for Recorded<'_> {
         self.backend.destroy_template(self.template);
         if !self.passed_on {
             self.backend.graph_client().shared.with(|state| state.pins.release(self.id));
+            self.backend.free_deferred();
         }
     }
 }
@@ -80,7 +81,9 @@ impl MetraleCudaBackend {
             || remedy_of_status(error.status) == Remedy::Relaunch
             || (!SCALE && status() == Ok(CU_STREAM_CAPTURE_STATUS_NONE));
         let hint = if over {
-            self.forget_capture(id).and_then(|capture| why_no_graph(error, &capture))
+            let capture = self.forget_capture(id);
+            self.free_deferred();
+            capture.and_then(|capture| why_no_graph(error, &capture))
         } else {
             self.graph_client().shared.with(|state| state.captures.stop_ending(id));
             Some("the stream still captures: end it again, or abort_capture_if_active".to_owned())

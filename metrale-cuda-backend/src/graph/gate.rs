@@ -205,8 +205,8 @@ impl MetraleCudaBackend {
         Ok(())
     }
 
-    /// Pins the allocation around an address where a ledger of the driver's backends has one; what is known of the address where
-    /// it was freed.
+    /// Pins the allocation around an address where a ledger of the driver's backends has one, those dropped included; what is known
+    /// of the address where it was freed.
     fn pin_live(&self, state: &mut SharedState, id: u64, addr: u64) -> Option<Whois> {
         let own = self.ledger_writer().whois(addr);
         if let Whois::Live { allocation, .. } = own {
@@ -221,6 +221,10 @@ impl MetraleCudaBackend {
                 pin_in(&mut state.pins, id, allocation, || ledger.sub_range_at(addr));
                 return None;
             }
+        }
+        if let Some(allocation) = self.surviving_at(addr) {
+            state.pins.add(id, allocation);
+            return None;
         }
         matches!(own, Whois::Freed { .. }).then_some(own)
     }

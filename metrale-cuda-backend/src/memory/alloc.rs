@@ -187,7 +187,11 @@ impl MetraleCudaBackend {
         }
         let _bound = self.may_free(kind)?;
         let record = self.forget(ptr.0, kind, call, owner)?;
-        self.free_forgotten(ptr, kind, record)
+        let freed = self.free_forgotten(ptr, kind, record);
+        if freed.is_err() && kind == AllocKind::Arena {
+            self.owned_arenas().abandon(ptr.0);
+        }
+        freed
     }
 
     /// Refuses to free memory of this kind where that may not be done now on this thread.
@@ -263,6 +267,9 @@ impl MetraleCudaBackend {
         let owned = (kind == AllocKind::Arena)
             .then(|| self.owned_arenas().free_by(addr, owner, call, site))
             .transpose()?;
+        if kind == AllocKind::Arena {
+            self.claim_surviving(addr);
+        }
         let forgotten = self.ledger_writer().forget(addr, kind);
         let record = self.unused(unpinned, forgotten, (addr, kind), call, site)?;
         if let Some(owned) = owned {

@@ -24,6 +24,7 @@ mod peer;
 mod pinned;
 mod pinned_table;
 mod small;
+mod surviving_arenas;
 mod transfer;
 mod upload;
 

@@ -35,14 +35,28 @@ impl fmt::Display for ArenaOwner {
     }
 }
 
-/// The owners by base address. Locked over a look and the change of the ledger that follows it, never over a call of the driver.
+/// The arenas that have an owner by base address, and those that are to be freed and could not be, which have none. Any other
+/// outlives the backend.
+type Owners = FxHashMap<u64, Option<ArenaOwner>>;
+
+/// Locked over a look and the change of the ledger that follows it, never over a call of the driver.
 #[derive(Debug, Default)]
-pub(crate) struct OwnedArenas(Mutex<FxHashMap<u64, ArenaOwner>>);
+pub(crate) struct OwnedArenas(Mutex<Owners>);
 
 impl OwnedArenas {
     /// Gives an arena an owner. Whoever holds its address only cannot free it from here on.
     pub(crate) fn own(&self, base: u64, owner: ArenaOwner) {
-        self.0.lock().insert(base, owner);
+        self.0.lock().insert(base, Some(owner));
+    }
+
+    /// A free by whoever may free it was refused: anybody may try again, and the drop of the backend does.
+    pub(crate) fn abandon(&self, base: u64) {
+        self.0.lock().insert(base, None);
+    }
+
+    /// Whether the drop of the backend frees it.
+    pub(crate) fn ends_with_backend(&self, base: u64) -> bool {
+        self.0.lock().contains_key(&base)
     }
 
     /// The owner is gone, or has freed it.
@@ -60,7 +74,7 @@ impl OwnedArenas {
     ) -> Result<OwnerPassed<'_>, BadArgument> {
         let owners = self.0.lock();
         match owners.get(&base) {
-            Some(other) if owner != Some(*other) => Err(BadArgument::new(format!(
+            Some(Some(other)) if owner != Some(*other) => Err(BadArgument::new(format!(
                 "{call} called at {}: {} belongs to {other}. Nothing was freed",
                 file_line(site),
                 DevicePtr(base)
@@ -72,7 +86,7 @@ impl OwnedArenas {
 
 /// A free that the table of owners lets pass.
 pub(crate) struct OwnerPassed<'owners> {
-    owners: MutexGuard<'owners, FxHashMap<u64, ArenaOwner>>,
+    owners: MutexGuard<'owners, Owners>,
     base: u64,
 }
 

@@ -303,7 +303,7 @@ impl<B: Deref<Target = MetraleCudaBackend>> PackedArena<B> {
         self.is_freed = true;
         let freed = self.backend.free_kind(self.base, AllocKind::Arena, call, Some(ArenaOwner::Packed));
         if freed.is_err() {
-            self.backend.owned_arenas().disown(self.base.0);
+            self.backend.owned_arenas().abandon(self.base.0);
         }
         freed
     }
