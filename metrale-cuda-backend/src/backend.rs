@@ -29,6 +29,7 @@ use crate::memory::{
 };
 use crate::op_cache::OpCache;
 use crate::parts::{HAS_REDZONE, TIMES_SPANS};
+use crate::raw_handles::StreamHandle;
 use crate::redzone::{MAX_BAND_BYTES, Zones};
 use crate::signature::Signatures;
 use crate::span_table::Timing;
@@ -337,8 +338,8 @@ impl MetraleCudaBackend {
     }
 
     /// The backend's own stream.
-    pub(crate) fn own_stream(&self) -> u64 {
-        self.host.raw_stream()
+    pub(crate) const fn own_stream(&self) -> StreamHandle {
+        self.graph_client.own_stream
     }
 
     /// Access to the captures and graphs that the backends of this driver share.
@@ -446,7 +447,7 @@ impl MetraleCudaBackend {
     /// driver's own do. A thread that was seen bound is not asked about again: should another library have taken the context
     /// away since, the driver refuses, and [`rebound`](Self::rebound) is for the second try.
     #[inline]
-    pub(crate) fn bound_for(&self, stream: u64, doing: &'static str) -> Result<Bound<'_>> {
+    pub(crate) fn bound_for(&self, stream: StreamHandle, doing: &'static str) -> Result<Bound<'_>> {
         if self.host.was_current() && !is_the_drivers(stream) && self.latch.reason().is_none() {
             return Ok(Bound(None));
         }

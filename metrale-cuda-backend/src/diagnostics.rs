@@ -9,7 +9,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::error::Result;
 use crate::gpu::{GpuDiagnostics, GpuGraphs};
 use crate::memory::{Account, LowMemoryHandler, WatchdogThread};
-use crate::raw_handles::DevicePtr;
+use crate::raw_handles::{DevicePtr, StreamHandle};
 use crate::redzone::{RedzoneStatus, ScanReport, Violation};
 use crate::timing::{SpanHarvest, TimingSpan};
 
@@ -96,7 +96,7 @@ impl GpuDiagnostics for MetraleCudaBackend {
         self.zones().lock().status()
     }
 
-    fn span(&self, name: &str, stream: u64) -> Result<TimingSpan<'_>> {
+    fn span(&self, name: &str, stream: StreamHandle) -> Result<TimingSpan<'_>> {
         self.begin_span(name, stream)
     }
 

@@ -12,6 +12,7 @@ use metrale_driver_sys::{
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask, failed};
 use crate::error::Result;
+use crate::raw_handles::{EventHandle, StreamHandle};
 
 /// Why nobody asks about an event of a capture.
 pub(crate) const CAPTURED: &str = "the event was recorded in the capture, where it marks a place in the graph and never passes; record \
@@ -19,16 +20,16 @@ pub(crate) const CAPTURED: &str = "the event was recorded in the capture, where 
 
 impl MetraleCudaBackend {
     #[track_caller]
-    pub(crate) fn make_event(&self, flags: c_uint) -> Result<u64> {
+    pub(crate) fn make_event(&self, flags: c_uint) -> Result<EventHandle> {
         let site = Location::caller();
         let _bound = self.bound("making an event")?;
         let mut event = 0;
         // SAFETY: the result pointer is a local.
         unsafe { ask!(self.driver(), cuEventCreate(&mut event, flags)) }
             .doing(|| "making an event".to_owned())?;
-        // The driver may give the handle of one that is gone, which a capture still has a mark of.
+        let event = EventHandle(self.events().made(event, site));
+        // The driver may give the number of one that is gone, which a capture still has a mark of.
         self.event_made(event);
-        self.events().made(event, site);
         Ok(event)
     }
 
@@ -38,15 +39,15 @@ impl MetraleCudaBackend {
     /// Event and stream stay alive over the call.
     pub(crate) unsafe fn queue_wait(
         &self,
-        stream: u64,
-        event: u64,
+        stream: StreamHandle,
+        event: EventHandle,
         doing: &'static str,
         named: impl FnOnce() -> String,
     ) -> Result<()> {
         let _ordered = self.graph_client().shared.exclude_event_calls();
         let wait = self.may_wait(stream, event, doing)?;
         // SAFETY: no memory is passed; the caller's promise for event and stream.
-        let answer = unsafe { ask!(self.driver(), cuStreamWaitEvent(stream, event, 0)) };
+        let answer = unsafe { ask!(self.driver(), cuStreamWaitEvent(stream.raw(), event.raw(), 0)) };
         self.waited(stream, event, wait, doing, answer);
         answer.map_err(|error| {
             failed(error, format!("making stream {stream:#x} wait for {}", named()), stale(error))

@@ -2,6 +2,7 @@
 //! The look at whether a context is lost, after a call that was refused.
 
 use crate::backend::MetraleCudaBackend;
+use crate::raw_handles::StreamHandle;
 use metrale_driver_sys::{DriverError, DriverFn, check, is_sticky};
 
 impl MetraleCudaBackend {
@@ -15,7 +16,7 @@ impl MetraleCudaBackend {
     pub(crate) unsafe fn check_after_refusal(
         &self,
         failed: DriverError,
-        stream: u64,
+        stream: StreamHandle,
         after: impl FnOnce() -> String,
     ) {
         if is_sticky(failed.status) {
@@ -27,7 +28,7 @@ impl MetraleCudaBackend {
             return;
         }
         // SAFETY: no memory is passed; the caller's promise for the stream.
-        let status = unsafe { self.driver().cuStreamSynchronize(stream) };
+        let status = unsafe { self.driver().cuStreamSynchronize(stream.raw()) };
         if let Err(error) = check(DriverFn::cuStreamSynchronize, status) {
             self.latch().trip(error, Some(after()));
         }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 /// How many ends are remembered: enough for the mistakes of recent work, and a bound for a process that never stops.
 const MOST: usize = 512;
 
-/// The last ends, by the handle that ended. Searched only for errors.
+/// The last ends, by the generation of the handle that ended. Searched only for errors.
 #[derive(Debug)]
 pub(crate) struct HandleTombstones<End> {
     ends: VecDeque<(u64, End)>,
@@ -14,16 +14,16 @@ pub(crate) struct HandleTombstones<End> {
 
 impl<End> HandleTombstones<End> {
     /// Remembers how a handle ended. Forgets the oldest end where there are too many.
-    pub(crate) fn add(&mut self, handle: u64, end: End) {
+    pub(crate) fn add(&mut self, generation: u64, end: End) {
         if self.ends.len() == MOST {
             self.ends.pop_front();
         }
-        self.ends.push_back((handle, end));
+        self.ends.push_back((generation, end));
     }
 
     /// How the handle ended last; `None` where it never did, or too long ago.
-    pub(crate) fn last_end(&self, handle: u64) -> Option<&End> {
-        self.ends.iter().rev().find(|(ended, _)| *ended == handle).map(|(_, end)| end)
+    pub(crate) fn last_end(&self, generation: u64) -> Option<&End> {
+        self.ends.iter().rev().find(|(ended, _)| *ended == generation).map(|(_, end)| end)
     }
 }
 

@@ -29,6 +29,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::ask;
 use crate::error::BadArgument;
 use crate::handle_tombstones::HandleTombstones;
+use crate::raw_handles::{EventHandle, HandleId, StreamHandle};
 
 type Site = &'static Location<'static>;
 
@@ -63,7 +64,7 @@ enum Owner {
 #[derive(Debug)]
 pub(crate) struct HandleEntry {
     kind: Kind,
-    raw: u64,
+    id: HandleId,
     owner: Owner,
     /// Where it was made or adopted.
     site: Site,
@@ -71,8 +72,8 @@ pub(crate) struct HandleEntry {
 
 impl fmt::Display for HandleEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kind, raw, site, .. } = self;
-        write!(f, "{kind} {raw:#x}, made at {},", file_line(site))
+        let Self { kind, id, site, .. } = self;
+        write!(f, "{kind} {:#x}, made at {},", id.raw, file_line(site))
     }
 }
 
@@ -85,8 +86,9 @@ enum HandleEnd {
 
 #[derive(Debug, Default)]
 struct HandleTable {
-    /// An entry is cloned only under the table's lock, so with the lock held for writing its count can only fall.
+    /// By the driver's number, which one alone has at a time. An entry is cloned only under the table's lock, so with the lock held for writing its count can only fall.
     live: FxHashMap<u64, Arc<HandleEntry>>,
+    /// By generation.
     ended: HandleTombstones<HandleEnd>,
 }
 
@@ -103,12 +105,14 @@ impl Handles {
     }
 
     /// Inserts what the driver has just made.
-    pub(crate) fn made(&self, raw: u64, site: Site) {
-        self.table.write().live.insert(raw, self.entry(raw, Owner::Backend, site));
+    pub(crate) fn made(&self, raw: u64, site: Site) -> HandleId {
+        let id = HandleId::new(raw);
+        self.table.write().live.insert(raw, self.entry(id, Owner::Backend, site));
+        id
     }
 
     /// Inserts what was made elsewhere.
-    pub(crate) fn adopt(&self, raw: u64, site: Site) -> Result<(), BadArgument> {
+    pub(crate) fn adopt(&self, raw: u64, site: Site) -> Result<HandleId, BadArgument> {
         let kind = self.kind;
         let mut table = self.table.write();
         if let Some(entry) = table.live.get(&raw) {
@@ -118,45 +122,58 @@ impl Handles {
                 entry.site
             )));
         }
-        table.live.insert(raw, self.entry(raw, Owner::Other, site));
-        Ok(())
+        let id = HandleId::new(raw);
+        table.live.insert(raw, self.entry(id, Owner::Other, site));
+        Ok(id)
     }
 
-    fn entry(&self, raw: u64, owner: Owner, site: Site) -> Arc<HandleEntry> {
-        Arc::new(HandleEntry { kind: self.kind, raw, owner, site })
+    fn entry(&self, id: HandleId, owner: Owner, site: Site) -> Arc<HandleEntry> {
+        Arc::new(HandleEntry { kind: self.kind, id, owner, site })
     }
 
     /// The handles that are known now, in their order.
-    pub(crate) fn live(&self) -> Vec<u64> {
-        let mut live: Vec<u64> = self.table.read().live.keys().copied().collect();
+    pub(crate) fn live(&self) -> Vec<HandleId> {
+        let mut live: Vec<_> = self.table.read().live.values().map(|entry| entry.id).collect();
         live.sort_unstable();
         live
     }
 
     /// A live handle's entry. The handle stays alive until the entry is dropped.
-    fn hold(&self, raw: u64, doing: &'static str) -> Result<Arc<HandleEntry>, BadArgument> {
+    fn hold(&self, id: HandleId, doing: &'static str) -> Result<Arc<HandleEntry>, BadArgument> {
+        self.look_up(id, doing, Arc::clone)
+    }
+
+    /// Reads a live handle's entry.
+    fn look_up<T>(
+        &self,
+        id: HandleId,
+        doing: &'static str,
+        read: impl FnOnce(&Arc<HandleEntry>) -> T,
+    ) -> Result<T, BadArgument> {
         let table = self.table.read();
-        match table.live.get(&raw) {
-            Some(entry) => Ok(Arc::clone(entry)),
-            None => Err(self.unknown(&table, raw, doing)),
+        match table.live.get(&id.raw) {
+            Some(entry) if entry.id.generation == id.generation => Ok(read(entry)),
+            _ => Err(self.unknown(&table, id, doing)),
         }
     }
 
     /// Whether an entry is still in the table.
     fn has(&self, entry: &Arc<HandleEntry>) -> bool {
-        self.table.read().live.get(&entry.raw).is_some_and(|live| Arc::ptr_eq(live, entry))
+        self.table.read().live.get(&entry.id.raw).is_some_and(|live| Arc::ptr_eq(live, entry))
     }
 
     /// Removes a handle so that its last owner destroys it: the caller, or a call on another thread that still holds it.
     pub(crate) fn remove(
         &self,
-        raw: u64,
+        id: HandleId,
         site: Site,
         doing: &'static str,
     ) -> Result<Arc<HandleEntry>, BadArgument> {
-        let kind = self.kind;
+        let (kind, raw) = (self.kind, id.raw);
         let mut table = self.table.write();
-        let Some(entry) = table.live.get(&raw) else { return Err(self.unknown(&table, raw, doing)) };
+        let Some(entry) = table.live.get(&raw).filter(|entry| entry.id.generation == id.generation) else {
+            return Err(self.unknown(&table, id, doing));
+        };
         if entry.owner == Owner::Other {
             return Err(BadArgument::new(format!(
                 "{doing}: {kind} {raw:#x} was adopted at {}, and only its maker may destroy it: release_{kind} ends the \
@@ -166,19 +183,22 @@ impl Handles {
         }
         let entry = Arc::clone(entry);
         table.live.remove(&raw);
-        table.ended.add(raw, HandleEnd::Destroyed(site));
+        table.ended.add(id.generation, HandleEnd::Destroyed(site));
         Ok(entry)
     }
 
     /// Removes a handle without destroying it, where no call is using it.
-    pub(crate) fn release(&self, raw: u64, site: Site) -> Result<(), BadArgument> {
-        let kind = self.kind;
+    pub(crate) fn release(&self, id: HandleId, site: Site) -> Result<(), BadArgument> {
+        let (kind, raw) = (self.kind, id.raw);
         let doing = match kind {
             Kind::Stream => "releasing a stream",
             Kind::Event => "releasing an event",
         };
         let mut table = self.table.write();
-        let Some(entry) = table.live.get_mut(&raw) else { return Err(self.unknown(&table, raw, doing)) };
+        let Some(entry) = table.live.get_mut(&raw).filter(|entry| entry.id.generation == id.generation)
+        else {
+            return Err(self.unknown(&table, id, doing));
+        };
         // Unlike a look at the count, this makes what earlier holders did happen before the release.
         if Arc::get_mut(entry).is_none() {
             return Err(BadArgument::new(format!(
@@ -186,7 +206,7 @@ impl Handles {
             )));
         }
         table.live.remove(&raw);
-        table.ended.add(raw, HandleEnd::Released(site));
+        table.ended.add(id.generation, HandleEnd::Released(site));
         Ok(())
     }
 
@@ -195,23 +215,27 @@ impl Handles {
         let live = std::mem::take(&mut self.table.write().live);
         let mut left: Vec<_> = live.into_values().filter_map(Arc::into_inner).collect();
         left.retain(|entry| entry.owner == Owner::Backend);
-        left.sort_unstable_by_key(|entry| entry.raw);
+        left.sort_unstable_by_key(|entry| entry.id.raw);
         left
     }
 
     #[cold]
-    fn unknown(&self, table: &HandleTable, raw: u64, doing: &'static str) -> BadArgument {
-        let kind = self.kind;
-        BadArgument::new(match table.ended.last_end(raw) {
+    fn unknown(&self, table: &HandleTable, id: HandleId, doing: &'static str) -> BadArgument {
+        let (kind, raw) = (self.kind, id.raw);
+        BadArgument::new(match table.ended.last_end(id.generation) {
             Some(HandleEnd::Destroyed(site)) => {
                 format!("{doing}: {kind} {raw:#x} was destroyed at {}", file_line(site))
             }
             Some(HandleEnd::Released(site)) => {
                 format!(
-                    "{doing}: {kind} {raw:#x} was released at {}; adopt_{kind} makes it known again",
+                    "{doing}: {kind} {raw:#x} was released at {}; adopt_{kind} makes it known again, by a new handle",
                     file_line(site)
                 )
             }
+            None if table.live.contains_key(&raw) => format!(
+                "{doing}: {raw:#x} is no {kind} of this backend by this handle, but another that has its number: use the \
+                 handle that create_{kind} or adopt_{kind} returned"
+            ),
             None => format!(
                 "{doing}: {raw:#x} is no {kind} of this backend: use one that create_{kind} returned, or have one made \
                  elsewhere adopted first (adopt_{kind})"
@@ -247,29 +271,42 @@ impl Drop for HeldHandle<'_> {
 }
 
 impl MetraleCudaBackend {
-    /// Whether a stream is there for as long as this backend: those used most are told by their number alone.
+    /// Whether a stream is there for as long as this backend: those used most are told by their handle alone.
     #[inline]
-    pub(crate) fn outlives(&self, stream: u64) -> bool {
-        stream == self.stream() || is_the_drivers(stream)
+    pub(crate) fn outlives(&self, stream: StreamHandle) -> bool {
+        stream == self.own_stream() || is_the_drivers(stream)
     }
 
     /// Looks a stream up and keeps it alive. The thread is known to be bound.
     #[inline]
     pub(crate) fn hold_stream(
         &self,
-        stream: u64,
+        stream: StreamHandle,
         doing: &'static str,
     ) -> Result<HeldHandle<'_>, BadArgument> {
         if self.outlives(stream) {
             return Ok(HeldHandle { backend: self, entry: None });
         }
-        Ok(HeldHandle { backend: self, entry: Some(self.streams().hold(stream, doing)?) })
+        Ok(HeldHandle { backend: self, entry: Some(self.streams().hold(stream.0, doing)?) })
+    }
+
+    /// Looks a stream up, and does not keep it alive.
+    pub(crate) fn look_up_stream(
+        &self,
+        stream: StreamHandle,
+        doing: &'static str,
+    ) -> Result<(), BadArgument> {
+        if self.outlives(stream) { Ok(()) } else { self.streams().look_up(stream.0, doing, |_| ()) }
     }
 
     /// Looks an event up and keeps it alive. The thread is known to be bound.
     #[inline]
-    pub(crate) fn hold_event(&self, event: u64, doing: &'static str) -> Result<HeldHandle<'_>, BadArgument> {
-        Ok(HeldHandle { backend: self, entry: Some(self.events().hold(event, doing)?) })
+    pub(crate) fn hold_event(
+        &self,
+        event: EventHandle,
+        doing: &'static str,
+    ) -> Result<HeldHandle<'_>, BadArgument> {
+        Ok(HeldHandle { backend: self, entry: Some(self.events().hold(event.0, doing)?) })
     }
 
     /// Destroys a handle that was [removed](Handles::remove): now, or when the call on another thread that still holds it
@@ -283,9 +320,9 @@ impl MetraleCudaBackend {
         match entry.kind {
             // SAFETY: made by the driver and never destroyed, since an entry has one last owner, who alone comes here; no
             // table has it any more.
-            Kind::Stream => unsafe { ask!(self.driver(), cuStreamDestroy_v2(entry.raw)) },
+            Kind::Stream => unsafe { ask!(self.driver(), cuStreamDestroy_v2(entry.id.raw)) },
             // SAFETY: as above.
-            Kind::Event => unsafe { ask!(self.driver(), cuEventDestroy_v2(entry.raw)) },
+            Kind::Event => unsafe { ask!(self.driver(), cuEventDestroy_v2(entry.id.raw)) },
         }
     }
 
@@ -321,8 +358,8 @@ impl MetraleCudaBackend {
 }
 
 /// The streams that every context has and nobody makes: 0 and 1 are the legacy stream, 2 is the thread's own.
-pub(crate) const fn is_the_drivers(stream: u64) -> bool {
-    stream <= CU_STREAM_PER_THREAD
+pub(crate) const fn is_the_drivers(stream: StreamHandle) -> bool {
+    stream.raw() <= CU_STREAM_PER_THREAD
 }
 
 /// `2 streams and 1 event`.
@@ -363,5 +400,43 @@ impl fmt::Display for Sites<'_> {
             0 => Ok(()),
             more => write!(f, " and {more} more"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WHAT: &str = "using an event";
+
+    #[test]
+    fn a_handle_whose_number_came_again_is_answered_with_the_line_that_ended_it() {
+        let events = Handles::new(Kind::Event);
+        let (old, destroyed) = (events.made(0x50, Location::caller()), Location::caller());
+        drop(events.remove(old, destroyed, WHAT).unwrap());
+        let (between, released) = (events.made(0x50, Location::caller()), Location::caller());
+        events.release(between, released).unwrap();
+        let new = events.adopt(0x50, Location::caller()).unwrap();
+        for (stale, how, site) in [(old, "destroyed", destroyed), (between, "released", released)] {
+            let line = format!("event 0x50 was {how} at {}", file_line(site));
+            for answer in [
+                events.hold(stale, WHAT).map(drop),
+                events.remove(stale, Location::caller(), WHAT).map(drop),
+                events.release(stale, Location::caller()),
+            ] {
+                let text = answer.unwrap_err().to_string();
+                assert!(text.contains(&line), "{text}");
+            }
+        }
+        assert!(events.hold(new, WHAT).is_ok(), "the new one goes on");
+    }
+
+    #[test]
+    fn a_handle_of_another_table_is_refused_though_its_number_is_live_here() {
+        let [mine, other] = [Kind::Stream; 2].map(Handles::new);
+        let (live, foreign) = (mine.made(0x50, Location::caller()), other.made(0x50, Location::caller()));
+        let text = mine.hold(foreign, "using a stream").map(drop).unwrap_err().to_string();
+        assert!(text.contains("0x50 is no stream of this backend by this handle"), "{text}");
+        assert!(mine.hold(live, WHAT).is_ok());
     }
 }

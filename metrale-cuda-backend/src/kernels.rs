@@ -11,7 +11,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::error::Result;
 use crate::gpu::GpuKernels;
 use crate::launch::{KernelLaunch, LaunchDims};
-use crate::raw_handles::{DevicePtr, KernelHandle};
+use crate::raw_handles::{DevicePtr, KernelHandle, StreamHandle};
 use crate::tensormap::{TensorMap, TensorMapSpec};
 
 impl GpuKernels for MetraleCudaBackend {
@@ -45,14 +45,14 @@ impl GpuKernels for MetraleCudaBackend {
         grid: [u32; 3],
         block: [u32; 3],
         shared_bytes: u32,
-        stream: u64,
+        stream: StreamHandle,
         params: &mut [*mut c_void],
     ) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.launch_untyped(kernel, LaunchDims { grid, block, shared_bytes, stream }, params) }
     }
 
-    unsafe fn launch_typed(&self, launch: &mut KernelLaunch, stream: u64) -> Result<()> {
+    unsafe fn launch_typed(&self, launch: &mut KernelLaunch, stream: StreamHandle) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.launch_checked(launch, stream) }
     }

@@ -14,7 +14,7 @@ use crate::error::{Cause, Error, ErrorKind, Remedy, Result};
 use crate::gpu::GpuBackend;
 use crate::graph::{Submission, Uses};
 use crate::kernel_table::KernelInfo;
-use crate::raw_handles::{DevicePtr, KernelHandle};
+use crate::raw_handles::{DevicePtr, KernelHandle, StreamHandle};
 use crate::timing::TimingSpan;
 
 /// A kernel that failed while it ran, found by waiting after its launch
@@ -37,7 +37,7 @@ pub struct KernelFault {
     /// Dynamic shared memory of a block, in bytes.
     pub shared_bytes: u32,
     /// The stream it was launched on.
-    pub stream: u64,
+    pub stream: StreamHandle,
     /// What the wait answered.
     pub driver: DriverError,
 }
@@ -67,7 +67,11 @@ impl MetraleCudaBackend {
     ///
     /// # Safety
     /// As for [`launch_typed`](crate::GpuKernels::launch_typed).
-    pub(crate) unsafe fn launch_checked(&self, launch: &mut KernelLaunch, stream: u64) -> Result<()> {
+    pub(crate) unsafe fn launch_checked(
+        &self,
+        launch: &mut KernelLaunch,
+        stream: StreamHandle,
+    ) -> Result<()> {
         let &mut KernelLaunch { kernel, grid, block, shared_bytes, ref mut arguments, ref touched } = launch;
         let known = self.kernels().of(kernel.0);
         if let Some(KernelInfo { name, signature: Some(signature), .. }) = known.as_deref() {
@@ -165,7 +169,9 @@ impl MetraleCudaBackend {
         let submission = self.submission(stream, LAUNCHING, uses)?;
         let mut launch = || {
             // SAFETY: the caller's promise; the registry lives as long as this backend, and the stream is held.
-            unsafe { self.registry.launch_on_stream(kernel.0, grid, block, shared_bytes, stream, params) }
+            unsafe {
+                self.registry.launch_on_stream(kernel.0, grid, block, shared_bytes, stream.raw(), params)
+            }
         };
         let mut launched = launch();
         if let Err(error) = &launched
@@ -201,7 +207,7 @@ impl MetraleCudaBackend {
     unsafe fn not_queued(
         &self,
         kernel: KernelHandle,
-        stream: u64,
+        stream: StreamHandle,
         error: RegistryError,
         submission: Submission<'_>,
     ) -> Error {
@@ -218,7 +224,7 @@ impl MetraleCudaBackend {
     ///
     /// # Safety
     /// The stream stays alive over the call.
-    unsafe fn kernel_span(&self, kernel: KernelHandle, stream: u64) -> Option<TimingSpan<'_>> {
+    unsafe fn kernel_span(&self, kernel: KernelHandle, stream: StreamHandle) -> Option<TimingSpan<'_>> {
         let name = self.kernels().name(kernel.0);
         // SAFETY: the caller's promise.
         unsafe { self.span_on_held(name, stream) }
@@ -251,14 +257,14 @@ impl MetraleCudaBackend {
     ///
     /// # Safety
     /// The stream stays alive over the call.
-    pub(crate) unsafe fn debug_wait(&self, stream: u64) -> Result<(), DriverError> {
+    pub(crate) unsafe fn debug_wait(&self, stream: StreamHandle) -> Result<(), DriverError> {
         // SAFETY: the caller's promise.
         if unsafe { self.is_capturing_or_cannot_tell(stream) } {
             return Ok(());
         }
         // Not `ask!`: the caller latches a fault with what it knows of it.
         // SAFETY: no memory is passed; the caller's promise for the stream.
-        let status = unsafe { self.driver().cuStreamSynchronize(stream) };
+        let status = unsafe { self.driver().cuStreamSynchronize(stream.raw()) };
         check(DriverFn::cuStreamSynchronize, status)
     }
 }
@@ -269,7 +275,7 @@ pub(crate) struct LaunchDims {
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
     pub(crate) shared_bytes: u32,
-    pub(crate) stream: u64,
+    pub(crate) stream: StreamHandle,
 }
 
 /// The device addresses that a launch is known to use.
@@ -473,7 +479,7 @@ impl KernelLaunch {
     /// # Safety
     /// The kernel is of this backend. The arguments are its parameters in number, order and type, and what it does with them
     /// is sound: device addresses valid, and live until `stream` has passed the launch.
-    pub unsafe fn on_stream(&mut self, backend: &dyn GpuBackend, stream: u64) -> Result<()> {
+    pub unsafe fn on_stream(&mut self, backend: &dyn GpuBackend, stream: StreamHandle) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { backend.launch_typed(self, stream) }
     }

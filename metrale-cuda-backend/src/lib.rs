@@ -137,7 +137,7 @@ pub use op_cache::Scratch;
 pub use owners::{Capture, DeviceBuffer, DeviceSlice, DeviceSliceMut, Event, Graph, SharedBackend, Stream};
 #[allow(unused_imports, unreachable_pub, reason = "what there is depends on the features")]
 pub use parts::*;
-pub use raw_handles::{DevicePtr, GraphHandle, KernelHandle};
+pub use raw_handles::{DevicePtr, EventHandle, GraphHandle, KernelHandle, StreamHandle};
 pub use stream::LEGACY_STREAM;
 pub use sweep::SweepIncomplete;
 pub use timing::{SpanHarvest, TimingSpan};

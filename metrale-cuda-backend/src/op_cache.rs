@@ -25,7 +25,7 @@ use crate::fault_latch::noted;
 use crate::gpu::OpHandle;
 use crate::graph::Reach;
 use crate::memory::{ArenaOwner, FREE_AFTER};
-use crate::raw_handles::DevicePtr;
+use crate::raw_handles::{DevicePtr, StreamHandle};
 
 /// Sizes up to here are rounded up to what the driver allocates anyway.
 const GRANULARITY_BYTES: usize = 512;
@@ -83,7 +83,7 @@ impl OpCache {
 #[derive(Default)]
 struct Scratches {
     /// By operation and stream.
-    present: HashMap<(Box<str>, u64), Scratch>,
+    present: HashMap<(Box<str>, StreamHandle), Scratch>,
     outgrown: Vec<Outgrown>,
 }
 
@@ -117,7 +117,7 @@ impl MetraleCudaBackend {
         &self,
         op: &str,
         bytes: usize,
-        stream: u64,
+        stream: StreamHandle,
         site: &'static Location<'static>,
     ) -> Result<Scratch> {
         const WHAT: &str = "asking for scratch memory";
@@ -153,14 +153,14 @@ impl MetraleCudaBackend {
     }
 
     /// Lets go of the scratch memory of a stream that is about to be destroyed.
-    pub(crate) fn outgrow_stream(&self, stream: u64) {
+    pub(crate) fn outgrow_stream(&self, stream: StreamHandle) {
         let mut scratches = self.op_cache().scratch.lock();
         self.outgrow(&mut scratches, |of| of == stream);
         self.free_outgrown(&mut scratches);
     }
 
     /// Makes the buffers of some streams outgrown.
-    fn outgrow(&self, scratches: &mut Scratches, of: impl Fn(u64) -> bool) {
+    fn outgrow(&self, scratches: &mut Scratches, of: impl Fn(StreamHandle) -> bool) {
         let gone: Vec<_> = scratches.present.extract_if(|(_, stream), _| of(*stream)).collect();
         for ((_, stream), scratch) in gone {
             let event = self.event_behind(stream);
@@ -190,7 +190,7 @@ impl MetraleCudaBackend {
     }
 
     /// An event after what is queued on a stream; 0 where there is none to be had, be it that the stream is gone.
-    fn event_behind(&self, stream: u64) -> CUevent {
+    fn event_behind(&self, stream: StreamHandle) -> CUevent {
         let Ok(_held) = self.hold_stream(stream, "letting go of scratch memory") else { return 0 };
         // SAFETY: the stream is held.
         if unsafe { self.is_capturing_or_cannot_tell(stream) } {
@@ -202,7 +202,7 @@ impl MetraleCudaBackend {
         let made = unsafe { ask!(self.driver(), cuEventCreate(&mut event, CU_EVENT_DISABLE_TIMING)) };
         let recorded = made.and_then(|()| {
             // SAFETY: no memory is passed; the event was just made, the stream is held.
-            unsafe { ask!(self.driver(), cuEventRecord(event, stream)) }
+            unsafe { ask!(self.driver(), cuEventRecord(event, stream.raw())) }
         });
         if recorded.is_err() && event != 0 {
             self.drop_event(event);

@@ -6,16 +6,17 @@ use metrale_telemetry::{Counter, run_metrics};
 
 use crate::backend::MetraleCudaBackend;
 use crate::error::Result;
+use crate::raw_handles::StreamHandle;
 
 /// The legacy default stream, which synchronizes with every stream that did not opt out.
-pub const LEGACY_STREAM: u64 = 0;
+pub const LEGACY_STREAM: StreamHandle = StreamHandle::LEGACY;
 
 /// The legacy default stream by the driver's other handle for it, `CU_STREAM_LEGACY`.
 const LEGACY_BY_NAME: u64 = 1;
 
 /// Whether a handle is the legacy default stream's.
-pub(crate) const fn is_legacy(stream: u64) -> bool {
-    matches!(stream, LEGACY_STREAM | LEGACY_BY_NAME)
+pub(crate) const fn is_legacy(stream: StreamHandle) -> bool {
+    matches!(stream.raw(), 0 | LEGACY_BY_NAME)
 }
 
 /// Why nobody waits for a stream that captures.
@@ -28,7 +29,7 @@ impl MetraleCudaBackend {
     ///
     /// # Safety
     /// The stream stays alive over the call.
-    pub(crate) unsafe fn is_capturing_or_cannot_tell(&self, stream: u64) -> bool {
+    pub(crate) unsafe fn is_capturing_or_cannot_tell(&self, stream: StreamHandle) -> bool {
         // SAFETY: the caller's promise.
         unsafe { self.is_capturing(stream) }.unwrap_or(true)
     }
@@ -37,12 +38,12 @@ impl MetraleCudaBackend {
     ///
     /// # Safety
     /// As there.
-    pub(crate) unsafe fn is_capturing(&self, stream: u64) -> Result<bool, DriverError> {
+    pub(crate) unsafe fn is_capturing(&self, stream: StreamHandle) -> Result<bool, DriverError> {
         if self.captures(stream) {
             return Ok(true);
         }
         // SAFETY: the caller's promise.
-        let status = unsafe { stream_capture_status(self.driver(), stream) };
+        let status = unsafe { stream_capture_status(self.driver(), stream.raw()) };
         status.map(|status| status != CU_STREAM_CAPTURE_STATUS_NONE)
     }
 }

@@ -14,6 +14,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
 use crate::error::Result;
 use crate::parts::TIMES_SPANS;
+use crate::raw_handles::StreamHandle;
 use crate::span_table::{PENDING_LIMIT, Pair, TimingState};
 
 /// What a harvest of spans brought.
@@ -36,7 +37,7 @@ pub struct SpanHarvest {
 pub struct TimingSpan<'backend> {
     backend: &'backend MetraleCudaBackend,
     name: Arc<str>,
-    stream: u64,
+    stream: StreamHandle,
     /// 0 where nothing is timed.
     start: CUevent,
 }
@@ -104,7 +105,7 @@ impl MetraleCudaBackend {
     }
 
     /// Begins a span, where spans are switched on.
-    pub(crate) fn begin_span(&self, name: &str, stream: u64) -> Result<TimingSpan<'_>> {
+    pub(crate) fn begin_span(&self, name: &str, stream: StreamHandle) -> Result<TimingSpan<'_>> {
         const WHAT: &str = "beginning a span";
         if !are_timed() {
             return Ok(TimingSpan { backend: self, name: name.into(), stream, start: 0 });
@@ -119,7 +120,7 @@ impl MetraleCudaBackend {
     ///
     /// # Safety
     /// The stream stays alive over the call.
-    pub(crate) unsafe fn span_on_held(&self, name: Arc<str>, stream: u64) -> Result<TimingSpan<'_>> {
+    pub(crate) unsafe fn span_on_held(&self, name: Arc<str>, stream: StreamHandle) -> Result<TimingSpan<'_>> {
         let mut span = TimingSpan { backend: self, name, stream, start: 0 };
         // SAFETY: the caller's promise.
         if are_timed() && !unsafe { self.is_capturing_or_cannot_tell(stream) } {
@@ -147,7 +148,7 @@ impl MetraleCudaBackend {
         }
     }
 
-    fn end_span(&self, name: &Arc<str>, stream: u64, start: CUevent) -> Result<()> {
+    fn end_span(&self, name: &Arc<str>, stream: StreamHandle, start: CUevent) -> Result<()> {
         let end = match self.mark_the_end(name, stream) {
             Ok(Some(end)) => end,
             given_up => {
@@ -159,14 +160,14 @@ impl MetraleCudaBackend {
         if state.pending.len() == PENDING_LIMIT {
             self.harvest(&mut state);
         }
-        if let Err(full) = state.pending.push(stream, Arc::clone(name), (start, end)) {
+        if let Err(full) = state.pending.push(stream.raw(), Arc::clone(name), (start, end)) {
             state.spare.extend([full.0.0, full.0.1]);
         }
         Ok(())
     }
 
     /// The event that ends a span; `None` in a capture.
-    fn mark_the_end(&self, name: &str, stream: u64) -> Result<Option<CUevent>> {
+    fn mark_the_end(&self, name: &str, stream: StreamHandle) -> Result<Option<CUevent>> {
         const WHAT: &str = "ending a span";
         let _bound = self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
@@ -182,7 +183,7 @@ impl MetraleCudaBackend {
     ///
     /// # Safety
     /// The stream stays alive over the call.
-    unsafe fn mark(&self, stream: u64) -> Result<CUevent, DriverError> {
+    unsafe fn mark(&self, stream: StreamHandle) -> Result<CUevent, DriverError> {
         let spare = self.timing().state.lock().spare.pop();
         let event = match spare {
             Some(event) => event,
@@ -194,7 +195,7 @@ impl MetraleCudaBackend {
             }
         };
         // SAFETY: no memory is passed; the event is the backend's own and nobody else uses it now, the stream is held.
-        let recorded = unsafe { ask!(self.driver(), cuEventRecord(event, stream)) };
+        let recorded = unsafe { ask!(self.driver(), cuEventRecord(event, stream.raw())) };
         if recorded.is_err() {
             self.timing().state.lock().spare.push(event);
         }

@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{KIB, MIB, backend};
+use common::{KIB, MIB, address, backend};
 use metrale_cuda_backend::{
     AllocKind, BadArgument, DevicePtr, DriverApi, ForgetError, FreeError, MetraleCudaBackend, OutOfMemory,
     Remedy, Verdict,
@@ -46,9 +46,9 @@ on_both_drivers! {
         backend.free(DevicePtr::NULL).unwrap();
 
         let ptr = backend.alloc(4096).unwrap();
-        assert!(matches!(cause(backend.free(ptr.offset(16))), ForgetError::Interior { addr, .. } if addr == ptr.0 + 16));
+        assert!(matches!(cause(backend.free(ptr.offset(16))), ForgetError::Interior { addr, .. } if addr == ptr.addr() + 16));
         assert!(matches!(cause(backend.free_arena(ptr)), ForgetError::OtherKind { .. }));
-        assert!(matches!(cause(backend.free(DevicePtr(0x1234_5600))), ForgetError::Foreign { .. }));
+        assert!(matches!(cause(backend.free(address(0x1234_5600))), ForgetError::Foreign { .. }));
         backend.free(ptr).unwrap();
         assert!(matches!(cause(backend.free(ptr)), ForgetError::DoubleFree { .. }));
 

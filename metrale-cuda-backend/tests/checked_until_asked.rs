@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use common::hooked::HookedDriver;
-use common::{KIB, backend, sim};
-use metrale_cuda_backend::{Copy2d, DevicePtr, DriverFn, MetraleCudaBackend, PinnedPtr};
+use common::{KIB, address, backend, sim};
+use metrale_cuda_backend::{Copy2d, DevicePtr, DriverFn, MetraleCudaBackend, PinnedPtr, StreamHandle};
 
 const BYTES: usize = 64 * KIB;
 
@@ -18,7 +18,7 @@ type Call = fn(
     &MetraleCudaBackend,
     good: DevicePtr,
     stale: DevicePtr,
-    stream: u64,
+    stream: StreamHandle,
 ) -> metrale_cuda_backend::Result<()>;
 
 /// Every safe call that writes to an address it is given, and the driver's function it ends in.
@@ -48,7 +48,7 @@ fn memory_that_is_pinned_between_the_check_and_the_call_is_not_written_to() {
             let (good, stream) = (backend.alloc(4096).unwrap(), backend.create_stream().unwrap());
             backend.memset(good, 0xAA, 4096).unwrap();
             let freed = backend.alloc_pinned(BYTES).unwrap();
-            let stale = DevicePtr(freed.as_ptr() as u64);
+            let stale = address(freed.as_ptr() as u64);
             backend.free_pinned(freed).unwrap();
 
             let pinned: Arc<Mutex<Option<PinnedPtr>>> = Arc::default();
@@ -82,7 +82,7 @@ fn memory_that_is_pinned_between_the_check_and_the_call_is_not_written_to() {
             let bytes = unsafe { pinned.as_slice() };
             assert!(bytes.iter().all(|&byte| byte == 0), "{function} {moment}: {answer:?}");
             // Known as what it is from then on.
-            if pinned.as_ptr() as u64 == stale.0 {
+            if pinned.as_ptr() as u64 == stale.addr() {
                 assert!(call(&backend, good, stale, stream).is_err());
             }
             backend.free_pinned(pinned).unwrap();

@@ -5,10 +5,10 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{KIB, MIB, backend};
+use common::{KIB, MIB, address, backend};
 use metrale_cuda_backend::{
-    BadArgument, CallFailed, Copy2d, CopyOutOfBounds, DevicePtr, DriverApi, End, MetraleCudaBackend,
-    NotDeviceMemory, PinnedBuffer, Side,
+    BadArgument, CallFailed, Copy2d, CopyOutOfBounds, DevicePtr, DriverApi, End, LEGACY_STREAM,
+    MetraleCudaBackend, NotDeviceMemory, PinnedBuffer, Side,
 };
 use metrale_driver_sim::{PageableCopies, Profile, SimDriver, on_both_drivers};
 
@@ -179,9 +179,9 @@ on_both_drivers! {
         };
         copy(large, 100, small, 10, 10, 10).unwrap();
         let error = out_of_bounds(copy(large, 111, small, 10, 10, 10));
-        assert_eq!((error.end, error.addr, error.bytes), (End::Source, large.0, 9 * 111 + 10), "{error}");
+        assert_eq!((error.end, error.addr, error.bytes), (End::Source, large.addr(), 9 * 111 + 10), "{error}");
         let error = out_of_bounds(copy(large, 100, small, 11, 10, 10));
-        assert_eq!((error.end, error.addr, error.bytes), (End::Destination, small.0, 9 * 11 + 10), "{error}");
+        assert_eq!((error.end, error.addr, error.bytes), (End::Destination, small.addr(), 9 * 11 + 10), "{error}");
         assert!(copy(large, 9, small, 10, 10, 2).unwrap_err().is::<BadArgument>());
         assert!(copy(large, usize::MAX, small, 10, 10, 3).unwrap_err().is::<BadArgument>());
         copy(large, 0, small, 0, 0, 10).unwrap();
@@ -196,9 +196,9 @@ on_both_drivers! {
         backend.memset_d32_async(at.offset(4), 0x0403_0201, 3, backend.stream()).unwrap();
         let back = read(&backend, at, 64);
         assert_eq!(back[..20], [204, 204, 204, 204, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 204, 204, 204, 204]);
-        let odd = backend.memset_d32_async(at.offset(2), 0, 1, 0).unwrap_err();
+        let odd = backend.memset_d32_async(at.offset(2), 0, 1, LEGACY_STREAM).unwrap_err();
         assert!(odd.downcast::<BadArgument>().unwrap().what.contains("multiple of 4"));
-        assert!(backend.memset_d32_async(at, 0, usize::MAX, 0).unwrap_err().is::<BadArgument>());
+        assert!(backend.memset_d32_async(at, 0, usize::MAX, LEGACY_STREAM).unwrap_err().is::<BadArgument>());
         backend.free(at).unwrap();
     }
 
@@ -225,7 +225,7 @@ on_both_drivers! {
 
         let error = out_of_bounds(backend.copy_h2d(&[0; 10], at.offset(991)));
         assert_eq!((error.end, error.offset_bytes(), error.bytes, error.excess_bytes()), (End::Destination, 991, 10, 1));
-        assert_eq!((error.owner.addr, error.owner.record.bytes, error.owner.record.site.line()), (at.0, 1000, line));
+        assert_eq!((error.owner.addr, error.owner.record.bytes, error.owner.record.site.line()), (at.addr(), 1000, line));
         let text = error.to_string();
         assert!(text.contains(&format!("{}:{line}", file!())), "{text}");
 
@@ -240,7 +240,7 @@ on_both_drivers! {
         out_of_bounds(backend.memset(at, 0, 1001));
         out_of_bounds(backend.memset_async(at, 0, 1001, stream));
         out_of_bounds(backend.memset_d32_async(at, 0, 251, stream));
-        out_of_bounds(backend.copy_h2d(&[0; 2], DevicePtr(at.0 + 999)));
+        out_of_bounds(backend.copy_h2d(&[0; 2], address(at.addr() + 999)));
 
         assert_eq!(read(&backend, at, 1000), [7; 1000]);
         assert_eq!(read(&backend, other, 1000), [7; 1000]);
@@ -271,8 +271,8 @@ on_both_drivers! {
         let mut at = 0;
         // SAFETY: the result pointer is a local.
         assert_eq!(unsafe { backend.driver().cuMemAlloc_v2(&mut at, 4096) }, 0);
-        backend.copy_h2d(&[9; 4096], DevicePtr(at)).unwrap();
-        assert_eq!(read(&backend, DevicePtr(at), 4096), [9; 4096]);
+        backend.copy_h2d(&[9; 4096], address(at)).unwrap();
+        assert_eq!(read(&backend, address(at), 4096), [9; 4096]);
         // SAFETY: the driver returned the address above.
         assert_eq!(unsafe { backend.driver().cuMemFree_v2(at) }, 0);
     }

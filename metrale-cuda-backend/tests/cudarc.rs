@@ -29,7 +29,10 @@ mod a_slice_is_adopted_used_by_both_and_let_go_of {
         };
         let held = backend.ledger_probe().allocations_of(AllocKind::Arena);
         let [(addr, record)] = &held[..] else { panic!("{held:?}") };
-        assert_eq!((*addr, record.bytes, record.scope.as_deref()), (adopted.ptr().0, 4000, Some("blas")));
+        assert_eq!(
+            (*addr, record.bytes, record.scope.as_deref()),
+            (adopted.ptr().addr(), 4000, Some("blas"))
+        );
         assert_eq!(record.site.file(), file!());
 
         // Our kernel writes, in the order of the shared stream; cudarc reads.
@@ -71,11 +74,11 @@ mod memory_the_ledger_holds_comes_back_to_cudarc_as_it_was {
         let stream = unsafe { backend.host().cudarc_stream(&context) }.unwrap();
         let ptr = backend.alloc(4096).unwrap();
         // SAFETY: the address is an allocation of that many bytes, valid as bytes.
-        let slice = unsafe { stream.upgrade_device_ptr::<u8>(ptr.0, 4096) };
+        let slice = unsafe { stream.upgrade_device_ptr::<u8>(ptr.addr(), 4096) };
         let refused = backend.adopt(slice).unwrap_err();
         assert!(refused.cause.is::<BadArgument>(), "{refused}");
         // Not cudarc's to free.
-        assert_eq!(refused.slice.leak(), ptr.0);
+        assert_eq!(refused.slice.leak(), ptr.addr());
         backend.free(ptr).unwrap();
     }
 }

@@ -12,10 +12,10 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use common::{KERNELS, KIB, MIB, logged, sim_with_kernels};
+use common::{KERNELS, KIB, MIB, address, logged, sim_with_kernels};
 use metrale_cuda_backend::{
-    AllocKind, BackendConfig, Copy2d, DevicePtr, DriverApi, DriverFn, Error, KernelLaunch,
-    MetraleCudaBackend, PinnedBuffer, Result, Uploader,
+    AllocKind, BackendConfig, Copy2d, DriverApi, DriverFn, Error, KernelLaunch, MetraleCudaBackend,
+    PinnedBuffer, Result, Uploader,
 };
 use metrale_driver_sim::{FaultDriver, Leaks, SimDriver, TraceCall, TraceDriver};
 
@@ -300,7 +300,7 @@ fn shown(
     // Refused where the context is lost, and every arena with it.
     if let Ok(later) = later {
         for (addr, _) in later.ledger_probe().allocations_of(AllocKind::Arena) {
-            later.free_arena(DevicePtr(addr)).unwrap();
+            later.free_arena(address(addr)).unwrap();
         }
     }
     Shown {

@@ -32,7 +32,7 @@ fn a_free_the_driver_refuses_puts_the_record_back_marked() {
     assert!(error.to_string().contains("it stays on the ledger"), "{error}");
 
     let after = backend.ledger_probe().live_allocations();
-    assert_eq!((after.len(), after[0].0), (1, ptr.0));
+    assert_eq!((after.len(), after[0].0), (1, ptr.addr()));
     let (was, is) = (&before[0].1, &after[0].1);
     assert_eq!((is.bytes, is.site, &is.scope, is.index), (was.bytes, was.site, &was.scope, was.index));
     assert!(is.free_refused && !was.free_refused);
@@ -62,11 +62,11 @@ fn memory_the_ledger_cannot_record_is_freed() {
     let ptr = backend.alloc(4096).unwrap();
     // Freed without telling the backend, so that the driver uses the address again.
     // SAFETY: the driver returned the address, and nothing uses the memory.
-    assert_eq!(unsafe { driver.cuMemFree_v2(ptr.0) }, 0);
+    assert_eq!(unsafe { driver.cuMemFree_v2(ptr.addr()) }, 0);
     let error = backend.alloc(4096).unwrap_err();
     assert_eq!(error.remedy(), Remedy::ReportBug);
     let conflict = error.downcast_ref::<LedgerConflict>().expect("typed");
-    assert_eq!((conflict.addr, conflict.bytes), (ptr.0, 4096));
+    assert_eq!((conflict.addr, conflict.bytes), (ptr.addr(), 4096));
     assert!(error.to_string().contains("without telling it"), "{error}");
     assert!(driver.leaks().memory.is_empty());
     backend.ledger_probe().assert_nothing_live();
@@ -83,7 +83,7 @@ fn conflict_that_leaks(status: i32) -> LedgerConflict {
     let backend = backend(faulty.clone());
     let ptr = backend.alloc(4096).unwrap();
     // SAFETY: the driver returned the address, and nothing uses the memory.
-    assert_eq!(unsafe { driver.cuMemFree_v2(ptr.0) }, 0);
+    assert_eq!(unsafe { driver.cuMemFree_v2(ptr.addr()) }, 0);
     faulty.fail_nth(DriverFn::cuMemFree_v2, 1, status);
     backend.alloc(4096).unwrap_err().downcast::<LedgerConflict>().expect("typed")
 }
@@ -204,7 +204,7 @@ fn what_a_sweep_could_not_free_stays_on_the_ledger_with_its_bands() {
         faulty.fail_nth(DriverFn::cuMemFree_v2, 1, 999);
         let (swept, _) = logged(|| backend.sweep_unreleased().unwrap());
         let left = backend.ledger_probe().live_allocations();
-        assert_eq!((swept, left.len(), left[0].0, left[0].1.free_refused), (2, 1, ptr.0, true));
+        assert_eq!((swept, left.len(), left[0].0, left[0].1.free_refused), (2, 1, ptr.addr(), true));
         assert_eq!(backend.ledger_probe().snapshot().totals.padding_bytes, padding / 2);
         assert_eq!(sim.leaks().memory_bytes(), 4096 + padding / 2);
         assert_eq!(logged(|| backend.sweep_unreleased().unwrap()).0, 1);

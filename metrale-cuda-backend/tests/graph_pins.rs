@@ -8,14 +8,15 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 
 use common::hooked::HookedDriver;
-use common::{backend, backend_with_kernels, sim, sim_with_kernels};
+use common::{address, backend, backend_with_kernels, sim, sim_with_kernels};
 use metrale_cuda_backend::Result;
 use metrale_cuda_backend::{
     BadArgument, Copy2d, DevicePtr, DriverApi, DriverFn, KernelLaunch, MetraleCudaBackend, PinnedByGraph,
+    StreamHandle,
 };
 use metrale_driver_sim::{FaultDriver, Profile, SimDriver, on_both_drivers};
 
-type Call = fn(&MetraleCudaBackend, at: DevicePtr, other: DevicePtr, stream: u64) -> Result<()>;
+type Call = fn(&MetraleCudaBackend, at: DevicePtr, other: DevicePtr, stream: StreamHandle) -> Result<()>;
 
 /// Every call that a capture records, and the driver's function it ends in; each uses `at`.
 const RECORDED: &[(DriverFn, Call)] = &[
@@ -83,9 +84,9 @@ fn no_free_comes_between_the_record_of_a_use_and_its_note() {
             driver.after_each(|_| {});
             let refused = freed.lock().unwrap().take().expect("the driver was asked").unwrap_err();
             let refused = refused.downcast::<PinnedByGraph>().expect("typed");
-            assert_eq!((refused.allocation.addr, refused.holders[0].graph), (at.0, None), "{function}");
+            assert_eq!((refused.allocation.addr, refused.holders[0].graph), (at.addr(), None), "{function}");
             let graph = capture.end().unwrap();
-            assert!(backend.graphs()[0].pinned.iter().any(|pinned| pinned.addr == at.0), "{function}");
+            assert!(backend.graphs()[0].pinned.iter().any(|pinned| pinned.addr == at.addr()), "{function}");
             let refused = backend.free(at).unwrap_err().downcast::<PinnedByGraph>().expect("typed");
             assert_eq!(refused.holders.len(), 1, "the graph alone");
             backend.destroy_graph(graph).unwrap();
@@ -121,7 +122,7 @@ fn a_capture_that_begins_while_the_driver_is_asked_misses_no_use() {
         let backend = Arc::new(backend(driver.clone()));
         let (at, _kept) = (backend.alloc(64).unwrap(), backend.alloc(64).unwrap());
         let stream = backend.create_stream().unwrap();
-        let elsewhere = |act: fn(&MetraleCudaBackend, DevicePtr, u64) -> Result<()>| {
+        let elsewhere = |act: fn(&MetraleCudaBackend, DevicePtr, StreamHandle) -> Result<()>| {
             let by = Arc::clone(&backend);
             move |called| {
                 if called == DriverFn::cuMemsetD8Async {
@@ -171,13 +172,13 @@ fn a_free_that_races_a_captured_use_is_refused_or_refuses_it() {
             for round in 0..ROUNDS {
                 meet.wait();
                 (0..round % 400).for_each(|_| std::hint::spin_loop());
-                freed.store(backend.free(DevicePtr(at.load(SeqCst))).is_ok(), SeqCst);
+                freed.store(backend.free(address(at.load(SeqCst))).is_ok(), SeqCst);
                 meet.wait();
             }
         });
         for round in 0..ROUNDS {
             let used = backend.alloc(64).unwrap();
-            at.store(used.0, SeqCst);
+            at.store(used.addr(), SeqCst);
             // Begun by both sides of the race: a free on another thread need not have seen it.
             let early = round % 2 == 0;
             if early {

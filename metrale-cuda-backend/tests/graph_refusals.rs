@@ -8,12 +8,14 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
 use common::hooked::HookedDriver;
-use common::{MIB, assert_site, backend, backend_with_kernels, sim, sim_with_kernels};
-use metrale_cuda_backend::Error;
+use common::{
+    MIB, address, assert_site, backend, backend_with_kernels, forged_stream, sim, sim_with_kernels,
+};
 use metrale_cuda_backend::{
     BadArgument, CallFailed, CaptureGuard, Capturing, Copy2d, DevicePtr, DriverApi, DriverFn, KernelLaunch,
     MetraleCudaBackend, NotCapturing, PinnedByGraph, PinnedPtr, Remedy,
 };
+use metrale_cuda_backend::{Error, EventHandle, LEGACY_STREAM, StreamHandle};
 use metrale_driver_sim::driver_sys::SCALE;
 use metrale_driver_sim::{Profile, SimDriver, TraceDriver, on_both_drivers};
 
@@ -23,15 +25,15 @@ const BYTES: usize = 4096;
 struct Scene {
     backend: MetraleCudaBackend,
     /// The capturing stream, which is not the backend's own.
-    stream: u64,
+    stream: StreamHandle,
     at: DevicePtr,
     other: DevicePtr,
     arena: DevicePtr,
     pinned: PinnedPtr,
     /// Recorded and passed before the capture.
-    before: u64,
+    before: EventHandle,
     /// Recorded in the capture.
-    inside: u64,
+    inside: EventHandle,
     graph: metrale_cuda_backend::GraphHandle,
 }
 
@@ -62,7 +64,7 @@ impl Scene {
     fn in_a_capture<T>(
         &self,
         value: u8,
-        stream: u64,
+        stream: StreamHandle,
         call: impl FnOnce(&Self, &CaptureGuard<'_>) -> T,
     ) -> (u32, T) {
         let backend = &self.backend;
@@ -134,13 +136,13 @@ fn refused() -> Vec<(&'static str, &'static str, Call)> {
         ("release_op_cache", "after", |s| s.backend.release_op_cache().unwrap_err()),
         ("copy_peer", "asynchronous", |s| s.backend.copy_peer(s.other, &s.backend, s.arena, 64).unwrap_err()),
         ("copy_peer_async on the legacy stream", "missing from the graph", |s| {
-            s.backend.copy_peer_async(s.other, &s.backend, s.arena, 64, 0).unwrap_err()
+            s.backend.copy_peer_async(s.other, &s.backend, s.arena, 64, LEGACY_STREAM).unwrap_err()
         }),
         ("wait_peer_event of before", "not recorded in this capture", |s| {
             s.backend.wait_peer_event(s.stream, &s.backend, s.before).unwrap_err()
         }),
         ("wait_event on the stream of the thread", "that of each thread", |s| {
-            s.backend.wait_event(2, s.inside).unwrap_err()
+            s.backend.wait_event(StreamHandle::PER_THREAD, s.inside).unwrap_err()
         }),
         ("synchronize", "every capture", |s| s.backend.synchronize().unwrap_err()),
         ("query_event", "recorded in the capture", |s| s.backend.query_event(s.inside).unwrap_err()),
@@ -157,37 +159,41 @@ fn refused() -> Vec<(&'static str, &'static str, Call)> {
         ("wait_event of before", "not recorded in this capture", |s| {
             s.backend.wait_event(s.stream, s.before).unwrap_err()
         }),
-        ("wait_event on the legacy stream", "legacy", |s| s.backend.wait_event(0, s.inside).unwrap_err()),
+        ("wait_event on the legacy stream", "legacy", |s| {
+            s.backend.wait_event(LEGACY_STREAM, s.inside).unwrap_err()
+        }),
         ("memset_async on the legacy stream", "missing from the graph", |s| {
-            s.backend.memset_async(s.other, 1, 64, 0).unwrap_err()
+            s.backend.memset_async(s.other, 1, 64, LEGACY_STREAM).unwrap_err()
         }),
         ("memset_d32_async on the legacy stream", "missing from the graph", |s| {
-            s.backend.memset_d32_async(s.other, 1, 1, 1).unwrap_err()
+            s.backend.memset_d32_async(s.other, 1, 1, forged_stream(1)).unwrap_err()
         }),
         ("copy_d2d_async on the legacy stream", "missing from the graph", |s| {
-            s.backend.copy_d2d_async(s.other, s.arena, 64, 0).unwrap_err()
+            s.backend.copy_d2d_async(s.other, s.arena, 64, LEGACY_STREAM).unwrap_err()
         }),
         ("copy_2d_async on the legacy stream", "missing from the graph", |s| {
             let copy = Copy2d::device(s.other, 8, s.arena, 8, 8, 2);
             // SAFETY: no host memory takes part.
-            unsafe { s.backend.copy_2d_async(&copy, 0) }.unwrap_err()
+            unsafe { s.backend.copy_2d_async(&copy, LEGACY_STREAM) }.unwrap_err()
         }),
         ("copy_h2d_async_retained on the legacy stream", "missing from the graph", |s| {
             // SAFETY: nothing is queued, which is what is tested.
-            unsafe { s.backend.copy_h2d_async_retained(s.pinned.as_ptr(), 64, s.other, 0) }.unwrap_err()
+            unsafe { s.backend.copy_h2d_async_retained(s.pinned.as_ptr(), 64, s.other, LEGACY_STREAM) }
+                .unwrap_err()
         }),
         ("copy_d2h_async_retained on the legacy stream", "missing from the graph", |s| {
             // SAFETY: as above.
-            unsafe { s.backend.copy_d2h_async_retained(s.other, s.pinned.as_ptr(), 64, 0) }.unwrap_err()
+            unsafe { s.backend.copy_d2h_async_retained(s.other, s.pinned.as_ptr(), 64, LEGACY_STREAM) }
+                .unwrap_err()
         }),
         ("launch_graph on the legacy stream", "missing from the graph", |s| {
-            s.backend.launch_graph(s.graph, 0).unwrap_err()
+            s.backend.launch_graph(s.graph, LEGACY_STREAM).unwrap_err()
         }),
         ("launch on the legacy stream", "missing from the graph", |s| {
             let fill = s.backend.kernel("kernels", "fill").unwrap();
             let mut launch = KernelLaunch::new(fill).ptr(s.other).u32(1).u32(1);
             // SAFETY: the arguments are the kernel's parameters; it writes one word.
-            unsafe { launch.on_stream(&s.backend, 0) }.unwrap_err()
+            unsafe { launch.on_stream(&s.backend, LEGACY_STREAM) }.unwrap_err()
         }),
     ]
 }
@@ -297,7 +303,7 @@ fn no_refusal_asks_what_memory_of_others_is() {
     let mut foreign = 0;
     // SAFETY: the result pointer is a local.
     assert_eq!(unsafe { trace.cuMemAlloc_v2(&mut foreign, 64) }, 0);
-    let (backend, ptr) = (&scene.backend, DevicePtr(foreign));
+    let (backend, ptr) = (&scene.backend, address(foreign));
     backend.begin_capture(scene.stream).unwrap();
     let before = trace.calls().len();
     for error in [
@@ -305,12 +311,12 @@ fn no_refusal_asks_what_memory_of_others_is() {
         backend.copy_h2d(&[1; 64], ptr).unwrap_err(),
         backend.copy_d2h(ptr, &mut [1; 64]).unwrap_err(),
         backend.copy_d2d(ptr, ptr, 64).unwrap_err(),
-        backend.memset_async(ptr, 1, 64, 0).unwrap_err(),
-        backend.copy_d2d_async(ptr, ptr, 64, 0).unwrap_err(),
+        backend.memset_async(ptr, 1, 64, LEGACY_STREAM).unwrap_err(),
+        backend.copy_d2d_async(ptr, ptr, 64, LEGACY_STREAM).unwrap_err(),
         backend.copy_h2d_async(&[1; 64], ptr, scene.stream).unwrap_err(),
         backend.copy_d2h_on_stream(ptr, &mut [1; 64], scene.stream).unwrap_err(),
         backend.copy_peer(ptr, backend, ptr, 64).unwrap_err(),
-        backend.copy_peer_async(ptr, backend, ptr, 64, 0).unwrap_err(),
+        backend.copy_peer_async(ptr, backend, ptr, 64, LEGACY_STREAM).unwrap_err(),
     ] {
         assert!(error.is::<Capturing>(), "{error}");
     }
@@ -420,7 +426,7 @@ mod cases {
                 let fill = scene.backend.kernel("kernels", "fill").unwrap();
                 let mut launch = KernelLaunch::new(fill).ptr(scene.other).u32(1).u32(1);
                 // SAFETY: the arguments are the kernel's parameters; it writes one word.
-                let error = unsafe { launch.on_stream(&scene.backend, 0) }.unwrap_err();
+                let error = unsafe { launch.on_stream(&scene.backend, LEGACY_STREAM) }.unwrap_err();
                 assert!(error.to_string().contains("missing from the graph"), "{error}");
             });
             scene.clean();
@@ -428,8 +434,8 @@ mod cases {
 
         legacy_capture(driver) {
             let backend = backend(driver);
-            // 2 is the stream of each thread, which waits for the legacy one.
-            for own in [0, 1, 2] {
+            // The stream of each thread waits for the legacy one.
+            for own in [LEGACY_STREAM, forged_stream(1), StreamHandle::PER_THREAD] {
                 let error = backend.begin_capture(own).unwrap_err();
                 assert_eq!(error.remedy(), Remedy::FixCall);
                 assert!(error.is::<BadArgument>() && error.to_string().contains("use another stream"), "{error}");
@@ -532,7 +538,7 @@ mod cases {
             let backend = &scene.backend;
             let capture = backend.capture(scene.stream).unwrap();
             // SAFETY: takes a handle.
-            assert_eq!(unsafe { backend.driver().cuStreamQuery(scene.stream) }, 900);
+            assert_eq!(unsafe { backend.driver().cuStreamQuery(scene.stream.raw()) }, 900);
             assert_eq!(backend.stream_is_capturing(scene.stream), !SCALE, "until it is ended");
             let error = backend.memset_async(scene.at, 1, 64, scene.stream).unwrap_err();
             assert_eq!(error.downcast::<CallFailed>().unwrap().driver.status, 901);
@@ -628,7 +634,7 @@ fn a_stream_that_goes_while_a_capture_begins_was_first_or_is_refused() {
                         went.unwrap();
                     } else if went.is_ok() {
                         // SAFETY: released, so nobody else destroys it.
-                        assert_eq!(unsafe { driver.cuStreamDestroy_v2(stream) }, 0);
+                        assert_eq!(unsafe { driver.cuStreamDestroy_v2(stream.raw()) }, 0);
                     }
                 }
             }

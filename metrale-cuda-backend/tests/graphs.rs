@@ -9,20 +9,19 @@ use std::thread;
 
 use common::hooked::HookedDriver;
 use common::{
-    KIB, MIB, assert_site, backend, backend_with_kernels, logged, sim, sim_with_kernels, with_kernels,
-    words32,
+    KIB, MIB, address, assert_site, backend, backend_with_kernels, forged_graph, logged, sim,
+    sim_with_kernels, with_kernels, words32,
 };
-use metrale_cuda_backend::Result;
 use metrale_cuda_backend::{
     BackendConfig, BadArgument, CallFailed, CaptureGuard, Capturing, ContextLost, DevicePtr, DriverApi,
     DriverFn, FreeError, GpuBackend, GraphFault, GraphHandle, GraphUpdate, KernelLaunch, MetraleCudaBackend,
-    NotCapturing, NotSupported, PinnedByGraph, Remedy, StreamInUse,
+    NotCapturing, NotSupported, PinnedByGraph, Remedy, Result, StreamHandle, StreamInUse,
 };
 use metrale_driver_sim::driver_sys::SCALE;
 use metrale_driver_sim::{FaultDriver, Profile, TraceDriver, on_both_drivers};
 
 /// Launches `mix` on `n` words at `at`.
-fn mix(backend: &MetraleCudaBackend, at: DevicePtr, value: u32, n: u32, stream: u64) -> Result<()> {
+fn mix(backend: &MetraleCudaBackend, at: DevicePtr, value: u32, n: u32, stream: StreamHandle) -> Result<()> {
     let kernel = backend.kernel("kernels", "mix")?;
     let mut launch = KernelLaunch::new(kernel).block([n, 1, 1]).ptr(at).u32(value).u32(n);
     // SAFETY: the arguments are the kernel's parameters; every caller's allocation has `n` words.
@@ -159,7 +158,7 @@ on_both_drivers! {
         assert_eq!(error.remedy(), Remedy::FixCall);
         let text = error.to_string();
         let pinned = error.downcast::<PinnedByGraph>().expect("typed");
-        assert_eq!((pinned.call, pinned.allocation.addr, pinned.holders.len()), ("free", at.0, 1));
+        assert_eq!((pinned.call, pinned.allocation.addr, pinned.holders.len()), ("free", at.addr(), 1));
         assert_site(&pinned.site.to_string(), file!(), free_line);
         assert_site(&pinned.allocation.record.site.to_string(), file!(), alloc_line);
         assert_site(&pinned.holders[0].captured_at.to_string(), file!(), capture_line);
@@ -220,12 +219,12 @@ on_both_drivers! {
         let mut launch = KernelLaunch::new(kernel).ptr(DevicePtr::NULL).u32(1).u32(0).touches(by_launch.offset(8));
         // SAFETY: the arguments are the kernel's parameters; it writes no word.
         unsafe { launch.on_stream(&backend, stream) }.unwrap();
-        let (mut at, mut value, mut n) = (hidden.0, 1_u32, 0_u32);
+        let (mut at, mut value, mut n) = (hidden.addr(), 1_u32, 0_u32);
         let mut params = [(&raw mut at).cast(), (&raw mut value).cast(), (&raw mut n).cast()];
         // SAFETY: as above.
         unsafe { backend.launch(kernel, [1; 3], [1; 3], 0, stream, &mut params) }.unwrap();
         capture.pin(by_capture).unwrap();
-        assert!(capture.pin(DevicePtr(0x10)).unwrap_err().is::<BadArgument>());
+        assert!(capture.pin(address(0x10)).unwrap_err().is::<BadArgument>());
         let graph = capture.end().unwrap();
         backend.pin_graph(graph, by_graph.offset(63)).unwrap();
         assert!(backend.pin_graph(graph, DevicePtr::NULL).unwrap_err().is::<BadArgument>());
@@ -263,7 +262,7 @@ on_both_drivers! {
         assert_eq!(step(new, 11).update(graph).unwrap(), GraphUpdate::Updated);
         let infos = backend.graphs();
         assert_eq!((infos.len(), infos[0].handle, &*infos[0].name), (1, graph, "step"));
-        assert_eq!(infos[0].pinned.iter().map(|pin| pin.addr).collect::<Vec<_>>(), [new.0]);
+        assert_eq!(infos[0].pinned.iter().map(|pin| pin.addr).collect::<Vec<_>>(), [new.addr()]);
         replay(&backend, graph);
         assert_eq!(words32(&backend, new, 16), [mixed(11, 7); 16]);
         assert_eq!(words32(&backend, old, 16), [mixed(5, 7); 16], "the old work is not done any more");
@@ -486,7 +485,7 @@ on_both_drivers! {
         let at = backend.alloc(64).unwrap();
         let graph = filling(&backend, at, 1, 64, "gone");
         backend.destroy_graph(graph).unwrap();
-        for (handle, part) in [(graph, "graph \"gone\""), (GraphHandle(0), "is no graph"), (GraphHandle(0x1234), "is no graph")] {
+        for (handle, part) in [(graph, "graph \"gone\""), (forged_graph(0), "is no graph"), (forged_graph(0x1234), "is no graph")] {
             for error in [
                 backend.launch_graph(handle, backend.stream()).unwrap_err(),
                 backend.destroy_graph(handle).unwrap_err(),
@@ -532,7 +531,7 @@ on_both_drivers! {
         let (kept, lost) = (filling(&backend, arena, 5, 64, "kept"), filling(&backend, at, 6, 64, "lost"));
         let kernel = backend.kernel("kernels", "fill").unwrap();
         let capture = backend.capture(backend.stream()).unwrap();
-        let (mut to, mut value, mut n) = (at.0, 1_u32, 1_u32);
+        let (mut to, mut value, mut n) = (at.addr(), 1_u32, 1_u32);
         let mut params = [(&raw mut to).cast(), (&raw mut value).cast(), (&raw mut n).cast()];
         // SAFETY: the parameters are the kernel's; it writes one word.
         unsafe { backend.launch(kernel, [1; 3], [1; 3], 0, backend.stream(), &mut params) }.unwrap();
@@ -658,7 +657,7 @@ on_both_drivers! {
         backend.copy_d2d_async(arena, scratch.ptr, 64, stream).unwrap();
         let graph = capture.finish("step").unwrap();
         let error = backend.free_arena(arena).unwrap_err().downcast::<PinnedByGraph>().expect("typed");
-        assert_eq!((error.call, error.allocation.addr), ("free_arena", arena.0));
+        assert_eq!((error.call, error.allocation.addr), ("free_arena", arena.addr()));
         // Outgrown, it stays as long as the graph does.
         let larger = backend.op_scratch("gemm", 4096, stream).unwrap();
         assert_ne!(larger.ptr, scratch.ptr);
@@ -823,7 +822,7 @@ fn captures_begun_elsewhere_are_left_alone_or_given_up() {
     let stream = backend.create_stream().unwrap();
     let begin = || {
         // SAFETY: takes a handle and a number.
-        assert_eq!(unsafe { driver.cuStreamBeginCapture_v2(stream, 2) }, 0);
+        assert_eq!(unsafe { driver.cuStreamBeginCapture_v2(stream.raw(), 2) }, 0);
     };
     begin();
     assert!(backend.end_capture(stream).unwrap_err().is::<NotCapturing>());
@@ -839,7 +838,7 @@ fn captures_begun_elsewhere_are_left_alone_or_given_up() {
     let capture = backend.capture(stream).unwrap();
     let mut graph = 0;
     // SAFETY: the result pointer is a local.
-    assert_eq!(unsafe { driver.cuStreamEndCapture(stream, &mut graph) }, 0);
+    assert_eq!(unsafe { driver.cuStreamEndCapture(stream.raw(), &mut graph) }, 0);
     // SAFETY: takes a handle.
     assert_eq!(unsafe { driver.cuGraphDestroy(graph) }, 0);
     let text = capture.end().unwrap_err().to_string();
@@ -1042,7 +1041,7 @@ fn a_thread_tells_equal_handles_of_two_drivers_apart() {
             let graph = filling(&backend, at, 10 * round + side, 1, "fill");
             (backend, at, graph)
         });
-        assert_eq!(sides[0].2, sides[1].2, "the software driver's handles are no addresses");
+        assert_eq!(sides[0].2.raw(), sides[1].2.raw(), "the software driver's handles are no addresses");
         for _ in 0..2 {
             for (side, (backend, at, graph)) in sides.iter().enumerate() {
                 backend.bind_to_thread().unwrap();

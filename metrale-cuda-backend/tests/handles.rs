@@ -10,16 +10,13 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use common::hooked::HookedDriver;
-use common::{KERNELS, backend, logged, sim, sim_with_kernels};
+use common::{KERNELS, backend, forged_event, forged_stream, logged, sim, sim_with_kernels};
 use metrale_cuda_backend::{
-    BackendConfig, BadArgument, Copy2d, DevicePtr, DriverApi, DriverFn, GraphHandle, KernelLaunch,
-    LEGACY_STREAM, MetraleCudaBackend, Remedy, Uploader,
+    BackendConfig, BadArgument, Copy2d, DevicePtr, DriverApi, DriverFn, EventHandle, GraphHandle,
+    KernelLaunch, LEGACY_STREAM, MetraleCudaBackend, Remedy, StreamHandle, Uploader,
 };
 use metrale_driver_sim::driver_sys::SCALE;
 use metrale_driver_sim::{TraceDriver, on_both_drivers};
-
-/// What the driver's headers call the stream of each thread.
-const PER_THREAD: u64 = 2;
 
 fn with_kernels(driver: Arc<dyn DriverApi>) -> MetraleCudaBackend {
     let builder = MetraleCudaBackend::builder().driver(driver).modules(&[("kernels", KERNELS)]);
@@ -30,12 +27,12 @@ fn with_kernels(driver: Arc<dyn DriverApi>) -> MetraleCudaBackend {
 fn every_use_of_a_stream(
     backend: &MetraleCudaBackend,
     at: DevicePtr,
-    stream: u64,
+    stream: StreamHandle,
 ) -> Vec<(&'static str, metrale_cuda_backend::Result<()>)> {
     let event = backend.create_event().unwrap();
     let mut host = [7; 16];
     let fill = backend.kernel("kernels", "fill").unwrap();
-    let (mut ptr, mut value, mut count) = (at.0, 7_u32, 4_u32);
+    let (mut ptr, mut value, mut count) = (at.addr(), 7_u32, 4_u32);
     let mut params: [*mut c_void; 3] =
         [(&raw mut ptr).cast(), (&raw mut value).cast(), (&raw mut count).cast()];
     let rows = Copy2d::device(at, 16, at.offset(64), 16, 8, 2);
@@ -71,7 +68,7 @@ fn every_use_of_a_stream(
 /// The outcome of every call about captures and graphs that takes a stream, and one that takes an event, on that stream.
 fn every_capture_of_a_stream(
     backend: &MetraleCudaBackend,
-    stream: u64,
+    stream: StreamHandle,
 ) -> Vec<(&'static str, metrale_cuda_backend::Result<()>)> {
     let empty = backend.capture(backend.stream()).unwrap().end().unwrap();
     let event = backend.create_event().unwrap();
@@ -93,8 +90,8 @@ fn every_capture_of_a_stream(
 /// The outcome of every call that takes an event. `live` is another, made before: a new one might get a dead one's number.
 fn every_use_of_an_event(
     backend: &MetraleCudaBackend,
-    live: u64,
-    event: u64,
+    live: EventHandle,
+    event: EventHandle,
 ) -> Vec<(&'static str, metrale_cuda_backend::Result<()>)> {
     backend.record_event(live, backend.stream()).unwrap();
     backend.synchronize_event(live).unwrap();
@@ -150,7 +147,10 @@ on_both_drivers! {
         let at = backend.alloc(256).unwrap();
         let event = backend.create_event().unwrap();
         let local = 0_u64;
-        for stream in [3, 0x10, 0xDEAD_BEEF_0000, u64::MAX, event, at.0, (&raw const local).addr() as u64] {
+        let live = backend.create_stream().unwrap();
+        let numbers =
+            [3, 0x10, 0xDEAD_BEEF_0000, u64::MAX, event.raw(), live.raw(), at.addr(), (&raw const local).addr() as u64];
+        for stream in numbers.map(forged_stream) {
             let words = [format!("{stream:#x} is no stream"), "create_stream".into(), "adopt_stream".into()];
             let words = words.each_ref().map(String::as_str);
             assert_refused(every_use_of_a_stream(&backend, at, stream), &words);
@@ -160,6 +160,7 @@ on_both_drivers! {
             assert_refused(vec![("destroy_stream", backend.destroy_stream(stream))], &words);
             assert_refused(vec![("release_stream", backend.release_stream(stream))], &words);
         }
+        backend.destroy_stream(live).unwrap();
         backend.destroy_event(event).unwrap();
         backend.free(at).unwrap();
     }
@@ -167,12 +168,12 @@ on_both_drivers! {
     the_streams_that_are_always_there_pass(driver; sim: sim_with_kernels()) {
         let backend = with_kernels(driver);
         let at = backend.alloc(256).unwrap();
-        for stream in [LEGACY_STREAM, 1, PER_THREAD, backend.stream()] {
+        for stream in [LEGACY_STREAM, forged_stream(1), StreamHandle::PER_THREAD, backend.stream()] {
             assert_done(every_use_of_a_stream(&backend, at, stream));
             assert!(backend.destroy_stream(stream).unwrap_err().is::<BadArgument>());
             assert!(backend.release_stream(stream).unwrap_err().is::<BadArgument>());
             // SAFETY: the streams are live as long as the backend.
-            assert!(unsafe { backend.adopt_stream(stream) }.unwrap_err().is::<BadArgument>());
+            assert!(unsafe { backend.adopt_stream(stream.raw()) }.unwrap_err().is::<BadArgument>());
         }
         backend.free(at).unwrap();
     }
@@ -187,7 +188,9 @@ on_both_drivers! {
         assert_refused(every_use_of_an_event(&backend, live, event), &words);
         assert_refused(vec![("destroy_event", backend.destroy_event(event))], &words);
         let local = 0_u64;
-        for event in [0, 1, 0xDEAD_BEEF_0000, u64::MAX, backend.stream(), (&raw const local).addr() as u64] {
+        let numbers =
+            [0, 1, 0xDEAD_BEEF_0000, u64::MAX, live.raw(), backend.stream().raw(), (&raw const local).addr() as u64];
+        for event in numbers.map(forged_event) {
             let words = [format!("{event:#x} is no event"), "create_event".into(), "adopt_event".into()];
             let words = words.each_ref().map(String::as_str);
             assert_refused(every_use_of_an_event(&backend, live, event), &words);
@@ -204,30 +207,141 @@ on_both_drivers! {
         // The own stream is the device's, and so both backends'.
         other.synchronize_stream(one.stream()).unwrap();
         // SAFETY: the two live to the end of this test.
-        unsafe { other.adopt_stream(stream) }.unwrap();
+        let there = unsafe { other.adopt_stream(stream.raw()) }.unwrap();
         // SAFETY: as above.
-        unsafe { other.adopt_event(event) }.unwrap();
-        other.record_event(event, stream).unwrap();
-        other.synchronize_event(event).unwrap();
-        other.release_stream(stream).unwrap();
-        other.release_event(event).unwrap();
+        let mark = unsafe { other.adopt_event(event.raw()) }.unwrap();
+        other.record_event(mark, there).unwrap();
+        other.synchronize_event(mark).unwrap();
+        other.release_stream(there).unwrap();
+        other.release_event(mark).unwrap();
         one.destroy_stream(stream).unwrap();
         one.destroy_event(event).unwrap();
+    }
+
+    a_stale_stream_is_refused_though_its_number_is_a_capturing_streams(driver; sim: sim_with_kernels()) {
+        let backend = with_kernels(driver.clone());
+        let at = backend.alloc(256).unwrap();
+        let (stale, line) = (backend.create_stream().unwrap(), line!() + 1);
+        backend.release_stream(stale).unwrap();
+        // SAFETY: it is alive, and destroyed after its release below.
+        let stream = unsafe { backend.adopt_stream(stale.raw()) }.unwrap();
+        assert_eq!((stream.raw(), stream == stale), (stale.raw(), false));
+        let words = [format!("stream {stale:#x} was released at"), format!("{}:{line}", file!())];
+        let words = words.each_ref().map(String::as_str);
+        let refused = |backend: &MetraleCudaBackend| {
+            assert_refused(every_use_of_a_stream(backend, at, stale), &words);
+            assert_refused(every_capture_of_a_stream(backend, stale), &words);
+            assert_refused(vec![("pin_in_capture", backend.pin_in_capture(stale, at))], &words);
+            assert_refused(vec![("destroy_stream", backend.destroy_stream(stale))], &words);
+            assert_refused(vec![("release_stream", backend.release_stream(stale))], &words);
+        };
+        refused(&backend);
+        let capture = backend.capture(stream).unwrap();
+        refused(&backend);
+        backend.memset_async(at, 1, 16, stream).unwrap();
+        let graph = capture.end().unwrap();
+        assert_eq!(backend.graphs()[0].nodes, 1, "the capture was left alone");
+        backend.destroy_graph(graph).unwrap();
+        assert_done(every_use_of_a_stream(&backend, at, stream));
+        backend.release_stream(stream).unwrap();
+        // SAFETY: the stream is this test's own again, and live.
+        assert_eq!(unsafe { driver.cuStreamDestroy_v2(stale.raw()) }, 0);
+        backend.free(at).unwrap();
+    }
+
+    a_stale_event_is_refused_though_its_number_is_anothers(driver) {
+        let backend = backend(driver.clone());
+        let live = backend.create_timing_event().unwrap();
+        let (stale, line) = (backend.create_timing_event().unwrap(), line!() + 1);
+        backend.release_event(stale).unwrap();
+        // SAFETY: it is alive, and destroyed after its release below.
+        let event = unsafe { backend.adopt_event(stale.raw()) }.unwrap();
+        assert_eq!((event.raw(), event == stale), (stale.raw(), false));
+        let words = [format!("event {stale:#x} was released at"), format!("{}:{line}", file!())];
+        let words = words.each_ref().map(String::as_str);
+        assert_refused(every_use_of_an_event(&backend, live, stale), &words);
+        assert_refused(vec![("destroy_event", backend.destroy_event(stale))], &words);
+        assert_refused(vec![("release_event", backend.release_event(stale))], &words);
+        backend.record_event(event, backend.stream()).unwrap();
+        backend.synchronize_event(event).unwrap();
+        backend.release_event(event).unwrap();
+        // SAFETY: the event is this test's own again, and live.
+        assert_eq!(unsafe { driver.cuEventDestroy_v2(stale.raw()) }, 0);
+        backend.destroy_event(live).unwrap();
+    }
+
+    what_is_made_after_a_destruction_does_not_revive_the_old_handle(driver; sim: sim_with_kernels()) {
+        let backend = with_kernels(driver);
+        let at = backend.alloc(256).unwrap();
+        let live = backend.create_timing_event().unwrap();
+        let (stream, event) = (backend.create_stream().unwrap(), backend.create_event().unwrap());
+        let line = line!() + 1;
+        backend.destroy_stream(stream).unwrap();
+        backend.destroy_event(event).unwrap();
+        // The driver may give the numbers again, and need not.
+        let streams = [(); 16].map(|()| backend.create_stream().unwrap());
+        let events = [(); 16].map(|()| backend.create_event().unwrap());
+        assert!(!streams.contains(&stream) && !events.contains(&event));
+        let site = format!("{}:{line}", file!());
+        assert_refused(every_use_of_a_stream(&backend, at, stream), &["was destroyed at", &site]);
+        assert_refused(vec![("destroy_stream", backend.destroy_stream(stream))], &["was destroyed at", &site]);
+        let site = format!("{}:{}", file!(), line + 1);
+        assert_refused(every_use_of_an_event(&backend, live, event), &["was destroyed at", &site]);
+        assert_refused(vec![("destroy_event", backend.destroy_event(event))], &["was destroyed at", &site]);
+        for (stream, event) in streams.into_iter().zip(events) {
+            backend.record_event(event, stream).unwrap();
+            backend.synchronize_event(event).unwrap();
+            backend.destroy_stream(stream).unwrap();
+            backend.destroy_event(event).unwrap();
+        }
+        backend.destroy_event(live).unwrap();
+        backend.free(at).unwrap();
+    }
+
+    a_stale_graph_is_refused_by_name_whatever_is_captured_after_it(driver) {
+        let backend = backend(driver);
+        let at = backend.alloc(64).unwrap();
+        let capture = |name: &str| {
+            let capture = backend.capture(backend.stream()).unwrap();
+            backend.memset_async(at, 7, 64, backend.stream()).unwrap();
+            capture.finish(name).unwrap()
+        };
+        let stale = capture("first");
+        backend.destroy_graph(stale).unwrap();
+        // The driver may give the number again, and need not.
+        let graphs = [(); 16].map(|()| capture("later"));
+        assert!(!graphs.contains(&stale));
+        let words = ["graph \"first\"", "destroyed before"];
+        assert_refused(
+            vec![
+                ("launch_graph", backend.launch_graph(stale, backend.stream())),
+                ("update_graph", backend.update_graph(stale, backend.stream()).map(drop)),
+                ("pin_graph", backend.pin_graph(stale, at)),
+                ("destroy_graph", backend.destroy_graph(stale)),
+            ],
+            &words,
+        );
+        for graph in graphs {
+            backend.launch_graph(graph, backend.stream()).unwrap();
+            backend.synchronize_stream(backend.stream()).unwrap();
+            backend.destroy_graph(graph).unwrap();
+        }
+        backend.free(at).unwrap();
     }
 
     a_foreign_stream_comes_in_and_leaves_alive(driver; sim: sim_with_kernels()) {
         let backend = with_kernels(driver.clone());
         let at = backend.alloc(256).unwrap();
-        let mut stream = 0;
+        let mut raw = 0;
         // SAFETY: the result pointer is a local.
-        assert_eq!(unsafe { driver.cuStreamCreate(&mut stream, 1) }, 0);
-        assert_refused(every_use_of_a_stream(&backend, at, stream), &["adopt_stream"]);
+        assert_eq!(unsafe { driver.cuStreamCreate(&mut raw, 1) }, 0);
+        assert_refused(every_use_of_a_stream(&backend, at, forged_stream(raw)), &["adopt_stream"]);
         let line = line!() + 2;
         // SAFETY: made above, and destroyed after its release below.
-        unsafe { backend.adopt_stream(stream) }.unwrap();
+        let stream = unsafe { backend.adopt_stream(raw) }.unwrap();
         assert_done(every_use_of_a_stream(&backend, at, stream));
         // SAFETY: as above.
-        let again = unsafe { backend.adopt_stream(stream) }.unwrap_err().to_string();
+        let again = unsafe { backend.adopt_stream(raw) }.unwrap_err().to_string();
         let site = format!("{}:{line}", file!());
         assert!(again.contains("known already, adopted at") && again.contains(&site), "{again}");
         let words = ["was adopted at", "only its maker may destroy it", "release_stream", &site];
@@ -236,7 +350,7 @@ on_both_drivers! {
         backend.release_stream(stream).unwrap();
         assert_refused(every_use_of_a_stream(&backend, at, stream), &["was released at", "adopt_stream"]);
         // SAFETY: the stream is this test's own again, and live.
-        assert_eq!(unsafe { driver.cuStreamDestroy_v2(stream) }, 0);
+        assert_eq!(unsafe { driver.cuStreamDestroy_v2(raw) }, 0);
         backend.free(at).unwrap();
     }
 
@@ -287,23 +401,45 @@ fn a_thread_tells_equal_handles_of_two_backends_apart() {
     let error = second.synchronize_stream(stream).unwrap_err();
     assert!(error.to_string().contains("is no stream of this backend"), "{error}");
     // SAFETY: the first backend keeps it until it is released.
-    unsafe { second.adopt_stream(stream) }.unwrap();
-    for backend in [&first, &second, &first] {
-        backend.synchronize_stream(stream).unwrap();
+    let there = unsafe { second.adopt_stream(stream.raw()) }.unwrap();
+    for (backend, handle) in [(&first, stream), (&second, there), (&first, stream)] {
+        backend.synchronize_stream(handle).unwrap();
     }
-    second.release_stream(stream).unwrap();
-    let error = second.synchronize_stream(stream).unwrap_err();
+    assert!(first.synchronize_stream(there).unwrap_err().is::<BadArgument>());
+    second.release_stream(there).unwrap();
+    let error = second.synchronize_stream(there).unwrap_err();
     assert!(error.to_string().contains("was released at"), "{error}");
     // SAFETY: as above.
-    unsafe { second.adopt_stream(stream) }.unwrap();
-    second.synchronize_stream(stream).unwrap();
-    second.release_stream(stream).unwrap();
+    let again = unsafe { second.adopt_stream(stream.raw()) }.unwrap();
+    second.synchronize_stream(again).unwrap();
+    let error = second.synchronize_stream(there).unwrap_err();
+    assert!(
+        error.to_string().contains("was released at"),
+        "the new handle does not revive the old one: {error}"
+    );
+    second.release_stream(again).unwrap();
     first.synchronize_stream(stream).unwrap();
     first.destroy_stream(stream).unwrap();
     let error = first.synchronize_stream(stream).unwrap_err();
     assert!(error.to_string().contains("was destroyed at"), "{error}");
     drop((first, second));
     assert_eq!(Arc::strong_count(&driver), 1, "what a thread used last keeps no driver alive");
+}
+
+#[test]
+fn the_own_stream_of_a_device_is_one_for_its_backends_and_another_after_the_last() {
+    let driver = sim();
+    let [one, other] = [(); 2].map(|()| backend(driver.clone()));
+    let stale = one.stream();
+    assert_eq!(other.stream(), stale);
+    drop(one);
+    other.synchronize_stream(stale).unwrap();
+    drop(other);
+    let next = backend(driver);
+    assert_ne!(next.stream(), stale);
+    let error = next.synchronize_stream(stale).unwrap_err();
+    assert!(error.to_string().contains("is no stream of this backend"), "{error}");
+    next.synchronize_stream(next.stream()).unwrap();
 }
 
 #[test]
@@ -358,14 +494,13 @@ fn a_handle_destroyed_under_a_wait_lives_until_the_wait_is_over() {
         let trace = Arc::new(TraceDriver::new(driver));
         let backend = backend(trace.clone());
         let of_streams = function == DriverFn::cuStreamSynchronize;
-        let handle = if of_streams { backend.create_stream() } else { backend.create_event() }.unwrap();
-        let wait = || {
-            if of_streams { backend.synchronize_stream(handle) } else { backend.synchronize_event(handle) }
-        };
+        let (stream, event) = (backend.create_stream().unwrap(), backend.create_event().unwrap());
+        let wait =
+            || if of_streams { backend.synchronize_stream(stream) } else { backend.synchronize_event(event) };
         let destroy =
-            || if of_streams { backend.destroy_stream(handle) } else { backend.destroy_event(handle) };
+            || if of_streams { backend.destroy_stream(stream) } else { backend.destroy_event(event) };
         let release =
-            || if of_streams { backend.release_stream(handle) } else { backend.release_event(handle) };
+            || if of_streams { backend.release_stream(stream) } else { backend.release_event(event) };
         thread::scope(|scope| {
             let waiting = thread::Builder::new().name("waits".into()).spawn_scoped(scope, || {
                 backend.bind_to_thread().unwrap();
@@ -430,7 +565,7 @@ fn a_stream_released_after_launches_of_a_graph_can_be_adopted_and_used_again() {
     let refused = backend.launch_graph(graph, stream).unwrap_err();
     assert!(refused.is::<BadArgument>() && refused.to_string().contains("was released at"), "{refused:#}");
     // SAFETY: it is alive, and this test's own.
-    unsafe { backend.adopt_stream(stream) }.unwrap();
+    let stream = unsafe { backend.adopt_stream(stream.raw()) }.unwrap();
     (0..100).for_each(|_| backend.launch_graph(graph, stream).unwrap());
     backend.synchronize().unwrap();
     backend.destroy_graph(graph).unwrap();

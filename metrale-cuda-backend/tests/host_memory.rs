@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use common::hooked::HookedDriver;
-use common::{KERNELS, MIB, backend, sim, sim_with_kernels};
+use common::{KERNELS, MIB, address, backend, sim, sim_with_kernels};
 use metrale_cuda_backend::{
     BackendConfig, Copy2d, DevicePtr, DriverApi, DriverFn, End, FoundMemory, MetraleCudaBackend,
     NotDeviceMemory, PinnedBuffer, Remedy, Side, Uploader,
@@ -72,7 +72,7 @@ fn assert_refused(
         let error = outcome.expect_err(call);
         assert_eq!(error.remedy(), Remedy::FixCall, "{call}");
         let error = error.downcast::<NotDeviceMemory>().expect(call);
-        assert!((error.end, error.addr) == (end, wrong.0) && found(&error.found), "{call}: {error}");
+        assert!((error.end, error.addr) == (end, wrong.addr()) && found(&error.found), "{call}: {error}");
         assert!(error.to_string().contains("as the host side of a copy"), "{call}: {error}");
     }
 }
@@ -83,8 +83,8 @@ fn assert_done(backend: &MetraleCudaBackend, good: DevicePtr, at: DevicePtr) {
     }
 }
 
-fn address_of(address: *const u8) -> DevicePtr {
-    DevicePtr(address.addr() as u64)
+fn address_of(host: *const u8) -> DevicePtr {
+    address(host.addr() as u64)
 }
 
 /// Without a ledger the driver alone knows whose pinned memory it is.
@@ -155,7 +155,7 @@ on_both_drivers! {
         // SAFETY: as above.
         assert_eq!(unsafe { driver.cuMemAllocManaged(&mut managed, 4096, CU_MEM_ATTACH_GLOBAL) }, 0);
         for foreign in [plain, managed] {
-            assert_done(&backend, good, DevicePtr(foreign));
+            assert_done(&backend, good, address(foreign));
             // SAFETY: the driver returned the address above.
             assert_eq!(unsafe { driver.cuMemFree_v2(foreign) }, 0);
         }
@@ -184,10 +184,10 @@ fn a_device_that_reaches_pageable_memory_is_not_given_an_address_it_does_not_kno
     let good = backend.alloc(4096).unwrap();
     let heap = vec![0x5A_u8; 4096];
     let unknown = |found: &FoundMemory| *found == FoundMemory::Unknown { freed: None };
-    for wrong in [address_of(heap.as_ptr()), address_of(heap[4080..].as_ptr()), DevicePtr(0x1000)] {
+    for wrong in [address_of(heap.as_ptr()), address_of(heap[4080..].as_ptr()), address(0x1000)] {
         trace.take();
         assert_refused(&backend, good, wrong, unknown);
-        let shown = format!("{:#x}", wrong.0);
+        let shown = format!("{:#x}", wrong.addr());
         for call in trace.take() {
             let text = call.to_string();
             assert!(!text.contains(&shown) || text.contains("cuPointerGetAttribute"), "{text}");

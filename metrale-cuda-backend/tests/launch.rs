@@ -6,10 +6,10 @@ mod common;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use common::{KERNELS, sim_with_kernels};
+use common::{KERNELS, address, sim_with_kernels};
 use metrale_cuda_backend::{
-    BackendConfig, BadArgument, CUtensorMap, ContextLost, DevicePtr, DriverApi, DriverFn, FreeError,
-    GpuBackend, KernelFault, KernelLaunch, LaunchError, LaunchExcess, MetraleCudaBackend, RegistryError,
+    BackendConfig, BadArgument, CUtensorMap, ContextLost, DriverApi, DriverFn, FreeError, GpuBackend,
+    KernelFault, KernelLaunch, LEGACY_STREAM, LaunchError, LaunchExcess, MetraleCudaBackend, RegistryError,
     Remedy,
 };
 use metrale_driver_sim::driver_sys::{KNOWN_STATUSES, is_sticky};
@@ -99,7 +99,7 @@ on_both_drivers! {
         let (a, b, c, d) = (0xFEDC_BA98_u32, -7_i32, 0.1_f32, u64::MAX - 1);
         let mut launch = KernelLaunch::new(kernel).ptr(out).u32(a).i32(b).f32(c).u64(d);
         assert_eq!(launch.argument_count(), 5);
-        for stream in [backend.stream(), 0] {
+        for stream in [backend.stream(), LEGACY_STREAM] {
             backend.memset(out, 0, 64).unwrap();
             // SAFETY: the arguments are the kernel's parameters; it writes four words to `out`.
             unsafe { launch.on_stream(&backend, stream) }.unwrap();
@@ -129,7 +129,7 @@ on_both_drivers! {
         let n = 1000_u32;
         let out = face.alloc(4 * n as usize).unwrap();
         let kernel = face.kernel("kernels", "fill").unwrap();
-        let (mut ptr, mut value, mut count) = (out.0, 0x0A0B_0C0D_u32, n);
+        let (mut ptr, mut value, mut count) = (out.addr(), 0x0A0B_0C0D_u32, n);
         let mut params: [*mut c_void; 3] =
             [(&raw mut ptr).cast(), (&raw mut value).cast(), (&raw mut count).cast()];
         // SAFETY: the three values are the kernel's parameters and live over the call; it writes `n` words to `out`.
@@ -156,7 +156,7 @@ on_both_drivers! {
                 let text = error.to_string();
                 assert!(text.ends_with("it lies in the global \"steps\" of module \"kernels\", and is freed when that is unloaded"), "{text}");
             }
-            let nowhere = backend.free(DevicePtr(0x10)).unwrap_err().downcast::<FreeError>().unwrap();
+            let nowhere = backend.free(address(0x10)).unwrap_err().downcast::<FreeError>().unwrap();
             assert_eq!(nowhere.place, None);
         }
     }
@@ -227,7 +227,7 @@ on_both_drivers! {
         let fill = backend.kernel("kernels", "fill").unwrap();
         let stray = backend.kernel("kernels", "stray").unwrap();
         // SAFETY: the arguments are the kernel's parameters; it writes four words to `out`.
-        unsafe { KernelLaunch::new(fill).block([4, 1, 1]).ptr(out).u32(1).u32(4).on_stream(&backend, 0) }.unwrap();
+        unsafe { KernelLaunch::new(fill).block([4, 1, 1]).ptr(out).u32(1).u32(4).on_stream(&backend, LEGACY_STREAM) }.unwrap();
         let mut launch = KernelLaunch::new(stray).u64(0x10_0000);
         // SAFETY: none of the kernel's writes reaches memory: the address is mapped nowhere, which is what is tested.
         let error = unsafe { launch.on_stream(&backend, backend.stream()) }.unwrap_err();

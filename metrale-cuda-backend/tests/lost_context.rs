@@ -192,7 +192,7 @@ fn a_refused_launch_inside_a_capture_is_not_waited_for() {
     let fill = backend.kernel("kernels", "fill").unwrap();
     let stream = backend.create_stream().unwrap();
     // SAFETY: takes a handle.
-    assert_eq!(unsafe { trace.cuStreamBeginCapture_v2(stream, 2) }, 0);
+    assert_eq!(unsafe { trace.cuStreamBeginCapture_v2(stream.raw(), 2) }, 0);
     let before = trace.calls().len();
     let mut launch = KernelLaunch::new(fill).grid([0, 1, 1]).ptr(DevicePtr::NULL).u32(0).u32(0);
     // SAFETY: nothing is launched: a dimension is 0.
@@ -201,7 +201,7 @@ fn a_refused_launch_inside_a_capture_is_not_waited_for() {
     assert!(calls[before..].iter().all(|call| call.function != DriverFn::cuStreamSynchronize));
     let mut graph = 0;
     // SAFETY: the result pointer is a local.
-    assert_eq!(unsafe { trace.cuStreamEndCapture(stream, &mut graph) }, 0);
+    assert_eq!(unsafe { trace.cuStreamEndCapture(stream.raw(), &mut graph) }, 0);
     // SAFETY: the handle was given above.
     assert_eq!(unsafe { trace.cuGraphDestroy(graph) }, 0);
     backend.destroy_stream(stream).unwrap();

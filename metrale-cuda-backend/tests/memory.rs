@@ -9,13 +9,13 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use common::hooked::HookedDriver;
-use common::{KERNELS, KIB, MIB, backend, logged, sim};
+use common::{KERNELS, KIB, MIB, address, backend, logged, sim};
 use metrale_cuda_backend::memory::{
     CgroupLimit, FreeSource, HostFigureKind, LowMemory, Quality, WatchdogError,
 };
 use metrale_cuda_backend::{
-    AllocKind, BackendConfig, CallFailed, Capturing, DevicePtr, DriverApi, DriverFn, GpuBackend,
-    MetraleCudaBackend, OutOfMemory, Remedy, Verdict,
+    AllocKind, BackendConfig, CallFailed, Capturing, DriverApi, DriverFn, GpuBackend, MetraleCudaBackend,
+    OutOfMemory, Remedy, Verdict,
 };
 use metrale_driver_sim::driver_sys::attribute;
 use metrale_driver_sim::{FaultDriver, Profile, SimDriver, on_both_drivers};
@@ -240,7 +240,7 @@ fn a_failed_question_whether_it_is_integrated_does_not_stop_the_start() {
         assert_eq!(backend.poll_free_memory().unwrap().free_bytes, backend.device_free_memory().unwrap());
         // What is not known of the device is no licence: a copy's device side is still held to device memory.
         let heap = [0_u8; 16];
-        assert!(backend.memset(DevicePtr(heap.as_ptr().addr() as u64), 1, 16).is_err());
+        assert!(backend.memset(address(heap.as_ptr().addr() as u64), 1, 16).is_err());
     }
 }
 

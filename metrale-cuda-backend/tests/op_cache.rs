@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::{KERNELS, KIB, MIB, backend, logged, sim, sim_with_kernels};
 use metrale_cuda_backend::{
-    AllocKind, BackendConfig, BadArgument, DriverFn, KernelLaunch, MetraleCudaBackend, OutOfMemory,
+    AllocKind, BackendConfig, BadArgument, DriverFn, KernelLaunch, LEGACY_STREAM, MetraleCudaBackend,
+    OutOfMemory, StreamHandle,
 };
 use metrale_driver_sim::{FaultDriver, TraceDriver, on_both_drivers};
 
 /// Releases the cache, waits for a stream, and looks again: the bytes that are still held.
-fn released(backend: &MetraleCudaBackend, stream: u64) -> usize {
+fn released(backend: &MetraleCudaBackend, stream: StreamHandle) -> usize {
     backend.release_op_cache().unwrap();
     backend.synchronize_stream(stream).unwrap();
     backend.release_op_cache().unwrap()
@@ -112,7 +113,7 @@ fn a_drop_gives_everything_back_in_silence() {
         let first = backend.op_scratch("gemm", KIB, stream).unwrap();
         backend.memset_async(first.ptr, 1, KIB, stream).unwrap();
         backend.op_scratch("gemm", 3 * MIB, stream).unwrap();
-        backend.op_scratch("softmax", 1, 0).unwrap();
+        backend.op_scratch("softmax", 1, LEGACY_STREAM).unwrap();
         backend.op_handle("gemm", || Ok(7_u8)).unwrap();
     });
     assert!(lines.iter().all(|line| line.contains("INFO device 0")), "no more than the start: {lines:?}");
@@ -131,13 +132,13 @@ fn growing_inside_a_capture_is_refused_and_what_is_there_is_given() {
     let before = backend.op_scratch("gemm", 4 * KIB, stream).unwrap();
     let raw: &dyn metrale_cuda_backend::DriverApi = &*driver;
     // SAFETY: takes a handle.
-    assert_eq!(unsafe { raw.cuStreamBeginCapture_v2(stream, 2) }, 0);
+    assert_eq!(unsafe { raw.cuStreamBeginCapture_v2(stream.raw(), 2) }, 0);
     assert_eq!(backend.op_scratch("gemm", 4 * KIB, stream).unwrap(), before);
     let error = backend.op_scratch("gemm", 8 * KIB, stream).unwrap_err();
     assert!(error.is::<BadArgument>() && error.to_string().contains("before the capture"), "{error}");
     let mut graph = 0;
     // SAFETY: the result pointer is a local.
-    assert_eq!(unsafe { raw.cuStreamEndCapture(stream, &mut graph) }, 0, "the capture is intact");
+    assert_eq!(unsafe { raw.cuStreamEndCapture(stream.raw(), &mut graph) }, 0, "the capture is intact");
     // SAFETY: the handle was given above.
     assert_eq!(unsafe { raw.cuGraphDestroy(graph) }, 0);
     backend.op_scratch("gemm", 8 * KIB, stream).unwrap();

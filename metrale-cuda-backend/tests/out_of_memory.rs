@@ -191,7 +191,7 @@ fn the_last_events_are_told_where_they_are_kept() {
     let text = error.to_string();
     assert!(text.contains("last on the ledger:\n    11 recorded "), "{text}");
     let freed = error.last_events.last().unwrap();
-    assert_eq!((freed.kind, freed.allocation.addr), (AllocEventKind::Gone(FreedBy::Free), all[3].0));
+    assert_eq!((freed.kind, freed.allocation.addr), (AllocEventKind::Gone(FreedBy::Free), all[3].addr()));
     assert_eq!((freed.at.line(), freed.allocation.record.site.line()), (free_line, line));
     // Off by default.
     let other = common::backend(small());

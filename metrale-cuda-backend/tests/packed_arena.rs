@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{KIB, MIB, assert_site, backend, logged};
+use common::{KIB, MIB, address, assert_site, backend, logged};
 use metrale_cuda_backend::{
     AllocKind, ArenaError, BackendConfig, BadArgument, CopyOutOfBounds, DevicePtr, ForgetError, FreeError,
     MetraleCudaBackend, PackedArena, PinnedByGraph, Remedy, SubRangeError,
@@ -34,7 +34,7 @@ on_both_drivers! {
                 let data: Vec<u8> = (0..bytes).map(|n| (n * 7 + i) as u8).collect();
                 line = line!() + 1;
                 let part = arena.alloc(&format!("part {i}"), bytes).unwrap();
-                assert_eq!(part.0 % 512, 0);
+                assert_eq!(part.addr() % 512, 0);
                 backend.copy_h2d(&data, part).unwrap();
                 (part, data)
             })
@@ -50,7 +50,7 @@ on_both_drivers! {
         assert_eq!((probe.arena_count(), probe.arena_resident_bytes() as u64), (1, kept));
         let report = backend.alloc_report(2, 0);
         assert!(report.contains("arenas:") && report.contains("part 4") && report.contains("in 3 more parts"), "{report}");
-        assert_site(&probe.sub_ranges(arena.base().0)[0].site.to_string(), file!(), line);
+        assert_site(&probe.sub_ranges(arena.base().addr())[0].site.to_string(), file!(), line);
         arena.free().unwrap();
         assert_eq!(used(&backend, before), 0);
         probe.assert_nothing_live();
@@ -93,7 +93,7 @@ on_both_drivers! {
         let arena = backend.packed_arena(8 * KIB).unwrap();
         let first = arena.alloc("first", 4096).unwrap();
         let part = arena.alloc_aligned("second", 1000, 2048).unwrap();
-        assert_eq!(part.0 % 2048, 0);
+        assert_eq!(part.addr() % 2048, 0);
 
         let error = arena.alloc("large", 4 * KIB).unwrap_err();
         assert_eq!(error.remedy(), Remedy::FixCall);
@@ -110,7 +110,7 @@ on_both_drivers! {
         };
         arena.free_part(DevicePtr::NULL).unwrap();
         assert!(matches!(cause(arena.free_part(part.offset(16))), SubRangeError::Interior { .. }));
-        assert!(matches!(cause(arena.free_part(DevicePtr(0x1234_5600))), SubRangeError::Unknown { .. }));
+        assert!(matches!(cause(arena.free_part(address(0x1234_5600))), SubRangeError::Unknown { .. }));
         assert!(matches!(cause(arena.free_part(arena.base().offset(8 << 10))), SubRangeError::Unknown { .. }));
         arena.free_part(part).unwrap();
         assert!(matches!(cause(arena.free_part(part)), SubRangeError::EndedBefore { ended_at, .. } if ended_at.line() == line!() - 1));
@@ -219,7 +219,7 @@ on_both_drivers! {
             }
         });
         assert_eq!((arena.parts(), arena.free_bytes()), (0, 64 << 10), "full {full:?} times");
-        assert!(backend.ledger_probe().sub_ranges(arena.base().0).is_empty());
+        assert!(backend.ledger_probe().sub_ranges(arena.base().addr()).is_empty());
         arena.free().unwrap();
     }
 }

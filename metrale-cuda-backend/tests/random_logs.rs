@@ -43,7 +43,7 @@ fn replay(driver: Arc<dyn DriverApi>, log: &[u8]) {
         if allocates {
             let ptr = backend.alloc(bytes).unwrap();
             if bytes < 2 * MIB - 511 {
-                assert_eq!(ptr.0 % (2 << 20), addr % (2 << 20), "place in the page, operation {index}");
+                assert_eq!(ptr.addr() % (2 << 20), addr % (2 << 20), "place in the page, operation {index}");
             }
             live.insert(addr, ptr);
         } else {

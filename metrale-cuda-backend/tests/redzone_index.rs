@@ -58,7 +58,8 @@ fn it_counts_every_alloc_of_every_backend_and_the_variables_go_by_it() {
     assert!(text.contains("redzone_index"), "the trace leads to this test: {text}");
     let mut band = [0_u8; 256];
     // SAFETY: the destination is a slice of that many bytes.
-    let status = unsafe { backend.driver().cuMemcpyDtoH_v2(band.as_mut_ptr().cast(), traced.0 + 64, 256) };
+    let status =
+        unsafe { backend.driver().cuMemcpyDtoH_v2(band.as_mut_ptr().cast(), traced.addr() + 64, 256) };
     assert_eq!((status, band), (0, [7; 256]));
     logged(|| (backend.sweep_unreleased().unwrap(), plain.sweep_unreleased().unwrap()));
     let before = allocations_made();

@@ -118,7 +118,7 @@ impl Bench {
 
     /// The band's place in the buffer.
     fn range(&self, band: &Band) -> std::ops::Range<usize> {
-        let start = (band.address - self.memory.0) as usize;
+        let start = (band.address - self.memory.addr()) as usize;
         start..start + band.bytes as usize
     }
 
@@ -140,7 +140,7 @@ on_both_drivers! {
         for number in 0..BANDS {
             let (start, bytes) = (number * CELL + 64 + number % 61, 1 + number * 7 % 900);
             let fill = if number % 2 == 0 { Fill::default() } else { Fill::Position };
-            let address = bench.memory.0 + start as u64;
+            let address = bench.memory.addr() + start as u64;
             let band = Band { address, bytes: bytes as u32, pattern: fill.pattern(number as u64) };
             bench.mirror.insert(band, number, true).unwrap();
         }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::hooked::HookedDriver;
-use common::{KERNELS, KIB, MIB, logged, sim_with_kernels};
+use common::{KERNELS, KIB, MIB, address, logged, sim_with_kernels};
 use metrale_cuda_backend::redzone::{
     BandChange, Fill, MAX_BAND_BYTES, POISON, RedzoneConfig, ScanBy, Side, Violation,
 };
@@ -80,32 +80,36 @@ fn planted(driver: Arc<dyn DriverApi>, scan_by: ScanBy, fill: Fill) {
     drop(scope);
     let c = backend.alloc(3 * MIB + 1).unwrap();
     assert_eq!(backend.scan_redzones().unwrap(), 0);
-    assert_eq!((a.0 % 512, b.0 % 512, c.0 % 512), (0, 0, 0), "the caller's address stays aligned");
+    assert_eq!(
+        (a.addr() % 512, b.addr() % 512, c.addr() % 512),
+        (0, 0, 0),
+        "the caller's address stays aligned"
+    );
 
     let pattern = |bytes: usize| vec![0x11_u8; bytes];
-    plant(&driver, a.0 + 1000, &pattern(1));
-    plant(&driver, b.0 + 4 + 255, &pattern(1));
-    plant(&driver, c.0 + 3 * MIB as u64 + 1 + 17, &pattern(201));
-    plant(&driver, c.0 - 1, &pattern(1));
-    plant(&driver, b.0 - 512, &pattern(1));
+    plant(&driver, a.addr() + 1000, &pattern(1));
+    plant(&driver, b.addr() + 4 + 255, &pattern(1));
+    plant(&driver, c.addr() + 3 * MIB as u64 + 1 + 17, &pattern(201));
+    plant(&driver, c.addr() - 1, &pattern(1));
+    plant(&driver, b.addr() - 512, &pattern(1));
     // Inside the allocation, at its last byte, and behind the last byte of the band: nobody's concern.
-    plant(&driver, a.0 + 999, &pattern(1));
+    plant(&driver, a.addr() + 999, &pattern(1));
 
     let (report, log) = logged(|| backend.scan_redzones_report().unwrap());
     assert_eq!((report.checked, report.not_checked), (6, 0));
     // Position's bytes may be the planted one: at most one in 256.
     let run =
-        report.violations.iter().find(|found| (found.address, found.side) == (c.0, Side::Back)).unwrap();
+        report.violations.iter().find(|found| (found.address, found.side) == (c.addr(), Side::Back)).unwrap();
     assert!(run.change.count >= 200 && (17..=18).contains(&run.change.first), "{run}");
     assert!((216..=217).contains(&run.change.last) && run.change.value == 0x11, "{run}");
     assert_eq!(run.offsets().0, 3 * MIB as i128 + 1 + run.change.first as i128);
     if fill == Fill::default() {
         let expected = [
-            (a.0, Side::Back, change(0, 0, 1, 0x11)),
-            (b.0, Side::Front, change(0, 0, 1, 0x11)),
-            (b.0, Side::Back, change(255, 255, 1, 0x11)),
-            (c.0, Side::Front, change(511, 511, 1, 0x11)),
-            (c.0, Side::Back, change(17, 217, 201, 0x11)),
+            (a.addr(), Side::Back, change(0, 0, 1, 0x11)),
+            (b.addr(), Side::Front, change(0, 0, 1, 0x11)),
+            (b.addr(), Side::Back, change(255, 255, 1, 0x11)),
+            (c.addr(), Side::Front, change(511, 511, 1, 0x11)),
+            (c.addr(), Side::Back, change(17, 217, 201, 0x11)),
         ];
         assert_eq!(report.violations.iter().map(told).collect::<Vec<_>>(), expected);
         assert_eq!(log.iter().filter(|line| line.starts_with("ERROR red zone:")).count(), 5, "{log:#?}");
@@ -121,7 +125,7 @@ fn planted(driver: Arc<dyn DriverApi>, scan_by: ScanBy, fill: Fill) {
         assert_eq!(backend.redzone_violations(), report.violations);
     }
     assert_eq!(backend.scan_redzones().unwrap(), 0, "what was found is filled again");
-    assert_eq!(peek(&driver, a.0 + 999, 1), [0x11], "and nothing else touched");
+    assert_eq!(peek(&driver, a.addr() + 999, 1), [0x11], "and nothing else touched");
     let status = backend.redzone_status();
     assert_eq!((status.allocations, status.bands, status.scans), (3, 6, 3));
     assert_eq!(status.violations, report.violations.len() as u64);
@@ -169,15 +173,15 @@ fn comes_and_goes(driver: Arc<dyn DriverApi>, scan_by: ScanBy) {
                 let (freed, _) = logged(|| backend.free(ptr));
                 freed.unwrap();
                 let told = backend.redzone_status().violations - before;
-                assert_eq!(told, u64::from(expected.remove(&ptr.0).is_some()), "step {step}");
+                assert_eq!(told, u64::from(expected.remove(&ptr.addr()).is_some()), "step {step}");
             }
             7..9 if !live.is_empty() => {
                 let (ptr, bytes) = live[random(live.len())];
                 let at = random(48);
-                plant(&driver, ptr.0 + (bytes + at) as u64, &[3]);
+                plant(&driver, ptr.addr() + (bytes + at) as u64, &[3]);
                 let one = change(at, at, 1, 3);
                 expected
-                    .entry(ptr.0)
+                    .entry(ptr.addr())
                     .and_modify(|all| {
                         let again = at == all.first || at == all.last;
                         *all =
@@ -242,7 +246,7 @@ on_both_drivers! {
         let (freed, log) = logged(|| backend.free(ptr));
         freed.unwrap();
         let found = backend.redzone_violations();
-        assert_eq!(found.iter().map(told).collect::<Vec<_>>(), [(ptr.0, Side::Back, change(0, 7, 8, 5))]);
+        assert_eq!(found.iter().map(told).collect::<Vec<_>>(), [(ptr.addr(), Side::Back, change(0, 7, 8, 5))]);
         assert_eq!((found[0].site.file(), found[0].site.line()), (file!(), line));
         assert!(found[0].last_clean.is_some_and(|clean| clean.number == 1));
         assert!(log.iter().any(|line| line.contains("8 bytes were written past the end")), "{log:#?}");
@@ -269,17 +273,17 @@ on_both_drivers! {
         assert_eq!(backend.scan_redzones().unwrap(), 0);
 
         // Two pieces of the freed memory, and the band behind it.
-        plant(&driver, ptr.0 + 65_530, &[9; 12]);
-        plant(&driver, ptr.0 + 300 * KIB as u64, &[9]);
+        plant(&driver, ptr.addr() + 65_530, &[9; 12]);
+        plant(&driver, ptr.addr() + 300 * KIB as u64, &[9]);
         let (report, _) = logged(|| backend.scan_redzones_report().unwrap());
         let expected =
-            [(ptr.0, Side::Back, change(0, 0, 1, 9)), (ptr.0, Side::Freed, change(65_530, 65_541, 12, 9))];
+            [(ptr.addr(), Side::Back, change(0, 0, 1, 9)), (ptr.addr(), Side::Freed, change(65_530, 65_541, 12, 9))];
         assert_eq!(report.violations.iter().map(told).collect::<Vec<_>>(), expected);
         assert_eq!((report.violations[1].site.line(), report.violations[1].bytes), (line, 300 * KIB));
         assert_eq!(backend.scan_redzones().unwrap(), 0);
 
         // What leaves is checked once more, and goes back to the driver.
-        plant(&driver, ptr.0 + 5, &[1]);
+        plant(&driver, ptr.addr() + 5, &[1]);
         let large = backend.alloc(8 * MIB - 200 * KIB).unwrap();
         let (_, log) = logged(|| backend.free(large).unwrap());
         assert!(log.iter().any(|line| line.contains("after the free, at offsets 5 to 5")), "{log:#?}");
@@ -294,19 +298,19 @@ on_both_drivers! {
     poison_marks_a_range_of_creation_and_loses_nothing(driver) {
         let backend = guarded(&driver, config(32, |_| {}));
         let ptrs: Vec<_> = (0..4).map(|_| backend.alloc(64).unwrap()).collect();
-        plant(&driver, ptrs[0].0 + 64, &[1]);
+        plant(&driver, ptrs[0].addr() + 64, &[1]);
         let (_, log) = logged(|| backend.poison_redzones(0, 0).unwrap());
         assert!(log.iter().any(|line| line.contains("written past the end")), "{log:#?}");
         // The indices are the process's, and other tests allocate too: they are read off a violation each.
         let index = |ptr: DevicePtr| {
-            plant(&driver, ptr.0 + 64, &[9]);
+            plant(&driver, ptr.addr() + 64, &[9]);
             logged(|| backend.scan_redzones().unwrap());
             backend.redzone_violations().last().unwrap().index
         };
         let (low, high) = (index(ptrs[1]), index(ptrs[3]));
         let inside = logged(|| backend.poison_redzones(low, high).unwrap()).0;
         assert_eq!(inside, 2);
-        let bytes = |ptr: DevicePtr| peek(&driver, ptr.0 + 64, 32);
+        let bytes = |ptr: DevicePtr| peek(&driver, ptr.addr() + 64, 32);
         assert_eq!((bytes(ptrs[0]), bytes(ptrs[3])), (vec![0; 32], vec![0; 32]));
         assert_eq!((bytes(ptrs[1]), bytes(ptrs[2])), (vec![POISON; 32], vec![POISON; 32]));
         let late = backend.alloc(64).unwrap();
@@ -373,13 +377,13 @@ on_both_drivers! {
         assert_eq!(backend.live_allocations()[0].0, ptr);
         let past = backend.copy_h2d(&[5; 1001], ptr).unwrap_err();
         assert!(past.to_string().contains("pass its end by 1 B"), "{past}");
-        for (at, side) in [(ptr.offset(1000), "behind"), (DevicePtr(ptr.0 - 1), "in front of")] {
+        for (at, side) in [(ptr.offset(1000), "behind"), (address(ptr.addr() - 1), "in front of")] {
             let error = backend.memset(at, 1, 1).unwrap_err();
             assert!(error.is::<BadArgument>() && error.to_string().contains(side), "{error}");
         }
-        for (at, side) in [(ptr.offset(1000), "behind"), (DevicePtr(ptr.0 - 512), "in front of")] {
+        for (at, side) in [(ptr.offset(1000), "behind"), (address(ptr.addr() - 512), "in front of")] {
             let inner = backend.free(at).unwrap_err().downcast::<FreeError>().unwrap();
-            let place = format!("in the red zone {side} {:#x}", ptr.0);
+            let place = format!("in the red zone {side} {:#x}", ptr.addr());
             assert!(inner.place.as_ref().is_some_and(|text| text.starts_with(&place)), "{inner}");
         }
         assert_eq!(backend.scan_redzones().unwrap(), 0);
@@ -474,14 +478,14 @@ on_both_drivers! {
         let other = backend.create_stream().unwrap();
         for (stream, refused) in [(backend.stream(), true), (other, false)] {
             // SAFETY: no memory is passed; relaxed mode.
-            assert_eq!(unsafe { driver.cuStreamBeginCapture_v2(stream, 2) }, 0);
+            assert_eq!(unsafe { driver.cuStreamBeginCapture_v2(stream.raw(), 2) }, 0);
             backend.memset_async(ptr, 1, 100, stream).unwrap();
             let scanned = backend.scan_redzones();
             assert_eq!(scanned.is_err(), refused, "{scanned:?}");
             assert!(scanned.err().is_none_or(|error| error.is::<BadArgument>()));
             let mut graph = 0;
             // SAFETY: the result pointer is a local.
-            assert_eq!(unsafe { driver.cuStreamEndCapture(stream, &mut graph) }, 0);
+            assert_eq!(unsafe { driver.cuStreamEndCapture(stream.raw(), &mut graph) }, 0);
             // SAFETY: the graph is the one just made.
             assert_eq!(unsafe { driver.cuGraphDestroy(graph) }, 0);
         }
@@ -532,7 +536,7 @@ fn poison_that_comes_while_bands_are_laid_is_no_violation_and_reaches_them() {
     arm();
     let ptr = backend.alloc(100).unwrap();
     let driver: Arc<dyn DriverApi> = driver;
-    assert_eq!(peek(&driver, ptr.0 + 100, 64), [0; 64]);
+    assert_eq!(peek(&driver, ptr.addr() + 100, 64), [0; 64]);
     assert_eq!(backend.scan_redzones().unwrap(), 0);
     backend.free(ptr).unwrap();
     assert_eq!(backend.redzone_status().violations, 0);
@@ -555,7 +559,7 @@ fn a_scan_that_came_before_the_bands_were_laid_has_not_seen_them_clean() {
     arm();
     let ptr = backend.alloc(100).unwrap();
     let driver: Arc<dyn DriverApi> = driver;
-    plant(&driver, ptr.0 + 100, &[1]);
+    plant(&driver, ptr.addr() + 100, &[1]);
     let (report, _) = logged(|| backend.scan_redzones_report().unwrap());
     assert_eq!((report.violations.len(), report.violations[0].last_clean), (1, None));
     backend.free(ptr).unwrap();
@@ -617,7 +621,7 @@ fn a_refused_free_keeps_its_bands() {
     faulty.fail_nth(DriverFn::cuMemFree_v2, 1, 1);
     assert!(backend.free(ptr).unwrap_err().is::<CallFailed>());
     assert_eq!((backend.redzone_status().bands, backend.ledger_probe().padding_bytes()), (1, 64));
-    plant(&driver, ptr.0 + 100, &[1]);
+    plant(&driver, ptr.addr() + 100, &[1]);
     assert_eq!(logged(|| backend.scan_redzones().unwrap()).0, 1);
     backend.free(ptr).unwrap();
     assert_eq!(backend.resident_bytes(), 0);
@@ -703,7 +707,7 @@ fn the_table_of_a_scan_is_nobodys_to_write() {
     assert_eq!(backend.scan_redzones().unwrap(), 0);
     let padding = backend.ledger_probe().allocations_of(AllocKind::Padding);
     let (table, _) = padding.into_iter().max_by_key(|(_, record)| record.bytes).unwrap();
-    let error = backend.copy_h2d(&[1; 4], DevicePtr(table)).unwrap_err();
+    let error = backend.copy_h2d(&[1; 4], address(table)).unwrap_err();
     assert!(error.is::<BadArgument>() && error.to_string().contains("keeps for its red zones"), "{error}");
     assert_eq!(backend.scan_redzones().unwrap(), 0);
     backend.free(ptr).unwrap();
@@ -734,13 +738,13 @@ mod twenty_five_thousand_bands {
         let held: Vec<_> = (0..25_000).map(|_| backend.alloc(700).unwrap()).collect();
         assert_eq!(backend.scan_redzones().unwrap(), 0);
         for number in (0..25_000).step_by(997) {
-            plant(driver, held[number].0 + 700 + (number % 256) as u64, &[1]);
+            plant(driver, held[number].addr() + 700 + (number % 256) as u64, &[1]);
         }
         let (report, _) = logged(|| backend.scan_redzones_report().unwrap());
         assert_eq!(report.checked, 25_000);
         assert_eq!(backend.redzone_status().by_kernel, Some(scan_by == ScanBy::Kernel));
         assert_eq!(backend.scan_redzones().unwrap(), 0);
-        let number = |found: &Violation| held.iter().position(|ptr| ptr.0 == found.address).unwrap();
+        let number = |found: &Violation| held.iter().position(|ptr| ptr.addr() == found.address).unwrap();
         let answers =
             report.violations.iter().map(|found| (number(found), found.side, found.change)).collect();
         held.into_iter().for_each(|ptr| backend.free(ptr).unwrap());

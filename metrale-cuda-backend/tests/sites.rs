@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{MIB, backend, logged, sim};
+use common::{MIB, address, backend, logged, sim};
 use metrale_cuda_backend::{DevicePtr, GpuBackend, PinnedBuffer};
 use metrale_ledger::{AllocKind, ForgetError};
 
@@ -94,18 +94,18 @@ fn every_text_names_a_line_and_no_column() {
     backend.destroy_event(event).unwrap();
     let mut texts = vec![
         backend.alloc_report(10, 0),
-        backend.ledger_probe().whois(ptr.0).to_string(),
+        backend.ledger_probe().whois(ptr.addr()).to_string(),
         backend.alloc(0).unwrap_err().to_string(),
         backend.alloc(1 << 60).unwrap_err().to_string(),
         backend.alloc_pinned(0).unwrap_err().to_string(),
         backend.record_event(event, backend.stream()).unwrap_err().to_string(),
-        backend.free(DevicePtr(ptr.0 + 1)).unwrap_err().to_string(),
-        backend.free_arena(DevicePtr(ptr.0 + 1)).unwrap_err().to_string(),
+        backend.free(address(ptr.addr() + 1)).unwrap_err().to_string(),
+        backend.free_arena(address(ptr.addr() + 1)).unwrap_err().to_string(),
         backend.copy_h2d(&[0; 5000], ptr).unwrap_err().to_string(),
         arena.alloc("more", 2 * MIB).unwrap_err().to_string(),
         arena.alloc("none", 0).unwrap_err().to_string(),
         arena.alloc_aligned("odd", 64, 3).unwrap_err().to_string(),
-        arena.free_part(DevicePtr(part.0 + 1)).unwrap_err().to_string(),
+        arena.free_part(address(part.addr() + 1)).unwrap_err().to_string(),
         backend.free_arena(arena.base()).unwrap_err().to_string(),
     ];
     arena.free_part(part).unwrap();

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{MIB, backend};
+use common::{MIB, backend, forged_event};
 use metrale_cuda_backend::{BadArgument, CallFailed, LEGACY_STREAM};
 use metrale_driver_sim::on_both_drivers;
 
@@ -83,12 +83,12 @@ on_both_drivers! {
     the_null_event_is_refused_before_the_driver(driver) {
         let backend = backend(driver);
         for error in [
-            backend.record_event(0, backend.stream()).unwrap_err(),
-            backend.wait_event(backend.stream(), 0).unwrap_err(),
-            backend.query_event(0).unwrap_err(),
-            backend.synchronize_event(0).unwrap_err(),
-            backend.elapsed_ms(0, 0).unwrap_err(),
-            backend.destroy_event(0).unwrap_err(),
+            backend.record_event(forged_event(0), backend.stream()).unwrap_err(),
+            backend.wait_event(backend.stream(), forged_event(0)).unwrap_err(),
+            backend.query_event(forged_event(0)).unwrap_err(),
+            backend.synchronize_event(forged_event(0)).unwrap_err(),
+            backend.elapsed_ms(forged_event(0), forged_event(0)).unwrap_err(),
+            backend.destroy_event(forged_event(0)).unwrap_err(),
         ] {
             assert!(error.is::<BadArgument>(), "{error}");
         }

@@ -67,7 +67,7 @@ on_both_drivers! {
         assert_account_closes(&second);
         if let Some((addr, record)) = record {
             let (now_at, now) = second.ledger_probe().allocations_of(AllocKind::Arena).swap_remove(0);
-            assert_eq!((addr, now_at), (arena.0, arena.0));
+            assert_eq!((addr, now_at), (arena.addr(), arena.addr()));
             assert_eq!((now.bytes, now.site, now.index), (record.bytes, record.site, 0));
             assert_eq!((now.scope.as_deref(), now.tag.as_deref()), (Some("model/kv"), Some("cache")));
             assert_eq!((probe.arena_count(), second.account().unwrap().term("arenas").unwrap().bytes), (0, 6 << 20));
@@ -110,7 +110,7 @@ on_both_drivers! {
             let arena = survivor(&driver, 1);
             let (holder, other) = (backend(driver.clone()), backend(driver.clone()));
             if KEEPS_LEDGER {
-                assert_eq!((arenas(&holder), arenas(&other)), (vec![arena.0], vec![]));
+                assert_eq!((arenas(&holder), arenas(&other)), (vec![arena.addr()], vec![]));
             }
             assert_account_closes(&holder);
             let (frees, fails) = if by_holder { (&holder, &other) } else { (&other, &holder) };
@@ -172,7 +172,7 @@ on_both_drivers! {
         refused(&user, early, "before");
         refused(&user, late, "behind");
         let later = backend(driver);
-        assert_eq!(arenas(&later), [early.0, late.0]);
+        assert_eq!(arenas(&later), [early.addr(), late.addr()]);
         refused(&later, early, "before");
         refused(&later, late, "behind");
         refused(&user, late, "behind");
@@ -270,7 +270,7 @@ fn a_refused_free_is_made_again_by_the_drop() {
     other.free_arena(arena).unwrap_err();
     assert_eq!(sim.leaks().memory.len(), 1);
     if KEEPS_LEDGER {
-        assert_eq!(arenas(&other), [arena.0]);
+        assert_eq!(arenas(&other), [arena.addr()]);
     }
     drop(other);
     assert_eq!(sim.leaks().memory.len(), 0);

@@ -3,12 +3,12 @@
 
 mod common;
 
-use common::{KERNELS, MIB, backend, logged, sim, sim_with_kernels};
+use common::{KERNELS, MIB, address, backend, logged, sim, sim_with_kernels};
 use metrale_cuda_backend::redzone::RedzoneConfig;
 use metrale_cuda_backend::tensormap::{ElementType, MAX_BOX_BYTES, Swizzle, TensorMapRule};
 use metrale_cuda_backend::{
-    BackendConfig, BadArgument, CUtensorMap, DevicePtr, DriverFn, GpuBackend, KernelLaunch,
-    MetraleCudaBackend, Remedy, TensorMapError, TensorMapOutOfBounds, TensorMapSpec,
+    BackendConfig, BadArgument, CUtensorMap, DriverFn, GpuBackend, KernelLaunch, MetraleCudaBackend, Remedy,
+    TensorMapError, TensorMapOutOfBounds, TensorMapSpec,
 };
 use metrale_driver_sim::{FaultDriver, on_both_drivers};
 
@@ -77,7 +77,7 @@ on_both_drivers! {
         for (at, rows, excess) in [(tensor, 65, 512), (tensor.offset(512), 64, 512), (tensor.offset(32_752), 1, 496)] {
             let error = backend.tensor_map_encode(&spec(at, rows)).unwrap_err();
             let out = error.downcast_ref::<TensorMapOutOfBounds>().expect("typed");
-            assert_eq!((out.excess_bytes(), out.owner.addr), (excess, tensor.0), "{error}");
+            assert_eq!((out.excess_bytes(), out.owner.addr), (excess, tensor.addr()), "{error}");
             assert!(error.to_string().contains("tensor_maps.rs"), "{error}");
             assert_eq!(error.remedy(), Remedy::FixCall);
         }
@@ -87,7 +87,7 @@ on_both_drivers! {
         let mut foreign = 0;
         // SAFETY: the result pointer is a local.
         assert_eq!(unsafe { backend.driver().cuMemAlloc_v2(&mut foreign, MIB) }, 0);
-        backend.tensor_map_encode(&spec(DevicePtr(foreign), 1 << 20)).unwrap();
+        backend.tensor_map_encode(&spec(address(foreign), 1 << 20)).unwrap();
         // SAFETY: the address is the one just given.
         assert_eq!(unsafe { backend.driver().cuMemFree_v2(foreign) }, 0);
         backend.free(tensor).unwrap();
@@ -99,8 +99,7 @@ fn a_broken_rule_keeps_the_driver_from_being_asked() {
     let faulty = std::sync::Arc::new(FaultDriver::new(sim()));
     let backend = backend(faulty.clone());
     let face: &dyn GpuBackend = &backend;
-    let spec =
-        TensorMapSpec::packed(ElementType::Bf16, DevicePtr(0x7f00_0000_0008), &[4096, 1024], &[300, 8]);
+    let spec = TensorMapSpec::packed(ElementType::Bf16, address(0x7f00_0000_0008), &[4096, 1024], &[300, 8]);
     let error = face.tensor_map_encode(&spec).unwrap_err();
     assert_eq!(error.downcast_ref::<TensorMapError>().map(|error| error.broken.len()), Some(2), "{error}");
     assert_eq!(faulty.calls(DriverFn::cuTensorMapEncodeTiled), 0);

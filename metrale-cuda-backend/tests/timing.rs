@@ -165,7 +165,7 @@ fn a_capture_is_left_alone_by_spans_begun_in_it_and_before_it() {
     let stream = backend.create_stream().unwrap();
     let before = backend.span("before", stream).unwrap();
     // SAFETY: takes a handle.
-    assert_eq!(unsafe { driver.cuStreamBeginCapture_v2(stream, 2) }, 0);
+    assert_eq!(unsafe { driver.cuStreamBeginCapture_v2(stream.raw(), 2) }, 0);
     let inside = backend.span("inside", stream).unwrap();
     assert!(before.is_recording() && !inside.is_recording());
     inside.end().unwrap();
@@ -173,7 +173,7 @@ fn a_capture_is_left_alone_by_spans_begun_in_it_and_before_it() {
     backend.harvest_spans().unwrap();
     let mut graph = 0;
     // SAFETY: the result pointer is a local.
-    assert_eq!(unsafe { driver.cuStreamEndCapture(stream, &mut graph) }, 0);
+    assert_eq!(unsafe { driver.cuStreamEndCapture(stream.raw(), &mut graph) }, 0);
     let mut nodes = 0;
     // SAFETY: the result pointer is a local; without a place for nodes only their number is asked for.
     assert_eq!(unsafe { driver.cuGraphGetNodes(graph, std::ptr::null_mut(), &mut nodes) }, 0);

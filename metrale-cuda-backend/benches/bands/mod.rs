@@ -42,7 +42,7 @@ impl Bands {
         let middle = self.held[self.held.len() / 2];
         // SAFETY: the source is one byte.
         let status = unsafe {
-            self.backend.driver().cuMemcpyHtoD_v2(middle.0 + ASKED as u64, [1_u8].as_ptr().cast(), 1)
+            self.backend.driver().cuMemcpyHtoD_v2(middle.addr() + ASKED as u64, [1_u8].as_ptr().cast(), 1)
         };
         ensure!(status == 0, "planting a byte: status {status}");
         let found = self.backend.scan_redzones()?;

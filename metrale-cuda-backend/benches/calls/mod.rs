@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use metrale_cuda_backend::{
-    BackendConfig, DevicePtr, DriverApi, GraphHandle, KernelLaunch, MetraleCudaBackend, PinnedPtr, Uploader,
+    BackendConfig, DevicePtr, DriverApi, EventHandle, GraphHandle, KernelLaunch, MetraleCudaBackend,
+    PinnedPtr, StreamHandle, Uploader,
 };
 use metrale_driver_sim::{Profile, SimDriver};
 
@@ -31,8 +32,8 @@ pub(crate) struct Calls {
     launch: KernelLaunch,
     /// Keeps a chunk mapped, as the weights of a model do.
     held: DevicePtr,
-    made: u64,
-    event: u64,
+    made: StreamHandle,
+    event: EventHandle,
     /// Graphs of as many launches as [`GRAPH_NODES`] says.
     graphs: Vec<GraphHandle>,
 }
@@ -69,7 +70,7 @@ impl Calls {
             }
             graphs.push(capture.end()?);
         }
-        Ok(Self { graphs, backend, idle: idle.0, launch, held, made, event })
+        Ok(Self { graphs, backend, idle: idle.raw(), launch, held, made, event })
     }
 
     /// The driver and the device, in words.
@@ -82,7 +83,7 @@ impl Calls {
     }
 
     /// The backend's own stream, which it tells by its number, and one it made, which it looks up.
-    pub(crate) fn streams(&self) -> [(&'static str, u64); 2] {
+    pub(crate) fn streams(&self) -> [(&'static str, StreamHandle); 2] {
         [("own stream", self.backend.stream()), ("a made stream", self.made)]
     }
 
@@ -112,19 +113,20 @@ impl Calls {
     }
 
     /// Launches the empty kernel.
-    pub(crate) fn launch(&mut self, stream: u64) {
+    pub(crate) fn launch(&mut self, stream: StreamHandle) {
         // SAFETY: the argument is the kernel's one parameter, and the kernel touches nothing.
         unsafe { self.launch.on_stream(&self.backend, stream) }.expect("a launch");
     }
 
     /// [`launch`](Self::launch) by the bare call.
-    pub(crate) fn bare_launch(&self, stream: u64) {
-        let mut at = self.held.0;
+    pub(crate) fn bare_launch(&self, stream: StreamHandle) {
+        let mut at = self.held.addr();
         let mut params = [(&raw mut at).cast()];
         let (params, none) = (params.as_mut_ptr(), core::ptr::null_mut());
         // SAFETY: one pointer for the one parameter, to a local that outlives the call.
-        let status =
-            unsafe { self.driver().cuLaunchKernel(self.idle, 1, 1, 1, 1, 1, 1, 0, stream, params, none) };
+        let status = unsafe {
+            self.driver().cuLaunchKernel(self.idle, 1, 1, 1, 1, 1, 1, 0, stream.raw(), params, none)
+        };
         assert_eq!(status, 0);
     }
 
@@ -136,18 +138,18 @@ impl Calls {
     /// [`replay`](Self::replay) by the bare call.
     pub(crate) fn bare_replay(&self, place: usize) {
         // SAFETY: the graph and the stream are the backend's and live.
-        assert_eq!(unsafe { self.driver().cuGraphLaunch(self.graphs[place].0, self.made) }, 0);
+        assert_eq!(unsafe { self.driver().cuGraphLaunch(self.graphs[place].raw(), self.made.raw()) }, 0);
     }
 
     /// Fills an allocation.
-    pub(crate) fn fill(&self, stream: u64) {
+    pub(crate) fn fill(&self, stream: StreamHandle) {
         self.backend.memset_async(self.held, 1, BYTES, stream).expect("a fill");
     }
 
     /// [`fill`](Self::fill) by the bare call.
-    pub(crate) fn bare_fill(&self, stream: u64) {
+    pub(crate) fn bare_fill(&self, stream: StreamHandle) {
         // SAFETY: the address is the backend's and holds as many bytes.
-        assert_eq!(unsafe { self.driver().cuMemsetD8Async(self.held.0, 1, BYTES, stream) }, 0);
+        assert_eq!(unsafe { self.driver().cuMemsetD8Async(self.held.addr(), 1, BYTES, stream.raw()) }, 0);
     }
 
     /// Records an event on the made stream.
@@ -158,7 +160,7 @@ impl Calls {
     /// [`record_event`](Self::record_event) by the bare call.
     pub(crate) fn bare_record_event(&self) {
         // SAFETY: the event and the stream are the backend's and live.
-        assert_eq!(unsafe { self.driver().cuEventRecord(self.event, self.made) }, 0);
+        assert_eq!(unsafe { self.driver().cuEventRecord(self.event.raw(), self.made.raw()) }, 0);
     }
 
     /// What loading needs: so many bytes of ordinary memory, a place for them, and pinned buffers.
@@ -215,19 +217,24 @@ impl Load<'_> {
             let from = self.pinned.as_ptr().cast_const().cast();
             // SAFETY: both ends hold a buffer's bytes, and live on until the wait below.
             let status = unsafe {
-                self.calls.driver().cuMemcpyHtoDAsync_v2(self.to.0 + at as u64, from, BUFFER, stream)
+                self.calls.driver().cuMemcpyHtoDAsync_v2(
+                    self.to.addr() + at as u64,
+                    from,
+                    BUFFER,
+                    stream.raw(),
+                )
             };
             assert_eq!(status, 0);
         }
         // SAFETY: the stream is the backend's and lives.
-        assert_eq!(unsafe { self.calls.driver().cuStreamSynchronize(stream) }, 0);
+        assert_eq!(unsafe { self.calls.driver().cuStreamSynchronize(stream.raw()) }, 0);
     }
 
     /// The same bytes by one copy, which the driver brings through buffers of its own.
     pub(crate) fn bare_pageable(&self) {
         let from = self.source.as_ptr().cast();
         // SAFETY: both ends hold as many bytes.
-        let status = unsafe { self.calls.driver().cuMemcpyHtoD_v2(self.to.0, from, self.source.len()) };
+        let status = unsafe { self.calls.driver().cuMemcpyHtoD_v2(self.to.addr(), from, self.source.len()) };
         assert_eq!(status, 0);
     }
 }

@@ -77,7 +77,8 @@ struct BareKernel {
 fn bare_kernel(bands: &Bands) -> Result<BareKernel> {
     let backend = &bands.backend;
     let pattern = backend.config().redzone.fill.pattern(0);
-    let band = |ptr: &DevicePtr| Band { address: ptr.0 + ASKED as u64, bytes: BAND_BYTES as u32, pattern };
+    let band =
+        |ptr: &DevicePtr| Band { address: ptr.addr() + ASKED as u64, bytes: BAND_BYTES as u32, pattern };
     let entries: Vec<u8> = bands.held.iter().flat_map(|ptr| band(ptr).to_bytes()).collect();
     let table = backend.alloc_arena(entries.len())?;
     backend.copy_h2d(&entries, table)?;

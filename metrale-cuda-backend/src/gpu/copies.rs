@@ -4,7 +4,7 @@
 use crate::error::Result;
 use crate::gpu::GpuBackend;
 use crate::memory::Copy2d;
-use crate::raw_handles::DevicePtr;
+use crate::raw_handles::{DevicePtr, StreamHandle};
 
 /// Copies and fills.
 ///
@@ -53,7 +53,7 @@ pub trait GpuCopies: Send + Sync {
     ///
     /// # Errors
     /// As [`copy_h2d`](Self::copy_h2d); the driver's refusal of the wait, unless another's capture was the reason.
-    fn copy_h2d_async(&self, src: &[u8], dst: DevicePtr, stream: u64) -> Result<()>;
+    fn copy_h2d_async(&self, src: &[u8], dst: DevicePtr, stream: StreamHandle) -> Result<()>;
 
     /// Copies `bytes` from `src` to the device in the order of `stream`, never waiting. Valid on `stream`. Recorded by a
     /// capture, and then read at every replay.
@@ -69,7 +69,7 @@ pub trait GpuCopies: Send + Sync {
         src: *const u8,
         bytes: usize,
         dst: DevicePtr,
-        stream: u64,
+        stream: StreamHandle,
     ) -> Result<()>;
 
     /// Copies from the device into `dst` in the order of `stream`, and waits for that stream: the data is there at
@@ -78,7 +78,7 @@ pub trait GpuCopies: Send + Sync {
     ///
     /// # Errors
     /// As [`copy_h2d_async`](Self::copy_h2d_async).
-    fn copy_d2h_on_stream(&self, src: DevicePtr, dst: &mut [u8], stream: u64) -> Result<()>;
+    fn copy_d2h_on_stream(&self, src: DevicePtr, dst: &mut [u8], stream: StreamHandle) -> Result<()>;
 
     /// Copies `bytes` from the device to `dst` in the order of `stream`, without waiting (where `dst` is pageable, the
     /// driver waits by itself). The data is there once `stream` has passed the copy. Recorded by a capture.
@@ -94,7 +94,7 @@ pub trait GpuCopies: Send + Sync {
         src: DevicePtr,
         dst: *mut u8,
         bytes: usize,
-        stream: u64,
+        stream: StreamHandle,
     ) -> Result<()>;
 
     /// Copies `bytes` inside the device in the order of `stream`. Does not block. Valid on `stream`. Recorded by a
@@ -102,7 +102,13 @@ pub trait GpuCopies: Send + Sync {
     ///
     /// # Errors
     /// As [`copy_d2d`](Self::copy_d2d).
-    fn copy_d2d_async(&self, src: DevicePtr, dst: DevicePtr, bytes: usize, stream: u64) -> Result<()>;
+    fn copy_d2d_async(
+        &self,
+        src: DevicePtr,
+        dst: DevicePtr,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<()>;
 
     /// Copies a pitched rectangle in the order of `stream`. Does not block (where a host side is pageable, the driver
     /// may). Valid on `stream`. Recorded by a capture.
@@ -114,7 +120,7 @@ pub trait GpuCopies: Send + Sync {
     /// # Safety
     /// A host side must be valid for the whole rectangle as [`copy_h2d_async_retained`](Self::copy_h2d_async_retained)
     /// (source) or [`copy_d2h_async_retained`](Self::copy_d2h_async_retained) (destination) ask.
-    unsafe fn copy_2d_async(&self, copy: &Copy2d, stream: u64) -> Result<()>;
+    unsafe fn copy_2d_async(&self, copy: &Copy2d, stream: StreamHandle) -> Result<()>;
 
     /// Fills `bytes` bytes with `value`. Blocking: complete, and valid on every stream, at return. During a capture as
     /// [`copy_h2d`](Self::copy_h2d).
@@ -128,14 +134,14 @@ pub trait GpuCopies: Send + Sync {
     ///
     /// # Errors
     /// As [`copy_h2d`](Self::copy_h2d).
-    fn memset_async(&self, dst: DevicePtr, value: u8, bytes: usize, stream: u64) -> Result<()>;
+    fn memset_async(&self, dst: DevicePtr, value: u8, bytes: usize, stream: StreamHandle) -> Result<()>;
 
     /// Fills `words` 32-bit words with `value` in the order of `stream`. Does not block. Valid on `stream`. Recorded by a
     /// capture.
     ///
     /// # Errors
     /// As [`copy_h2d`](Self::copy_h2d); [`BadArgument`](crate::BadArgument) where `dst` is no multiple of 4.
-    fn memset_d32_async(&self, dst: DevicePtr, value: u32, words: usize, stream: u64) -> Result<()>;
+    fn memset_d32_async(&self, dst: DevicePtr, value: u32, words: usize, stream: StreamHandle) -> Result<()>;
 
     /// Copies `bytes` from this backend's device to that of `to`, in the order of `stream`, a stream of this backend. Both
     /// may be on one device.
@@ -177,7 +183,7 @@ pub trait GpuCopies: Send + Sync {
         to: &dyn GpuBackend,
         dst: DevicePtr,
         bytes: usize,
-        stream: u64,
+        stream: StreamHandle,
     ) -> Result<()>;
 
     /// Copies `bytes` from this backend's device to that of `to`. Blocking: it first waits for both backends' own streams

@@ -7,7 +7,7 @@ use metrale_ledger::LedgerProbe;
 
 use crate::error::Result;
 use crate::memory::{Account, LowMemoryHandler, WatchdogThread};
-use crate::raw_handles::DevicePtr;
+use crate::raw_handles::{DevicePtr, StreamHandle};
 use crate::redzone::{RedzoneStatus, ScanReport, Violation};
 use crate::timing::{SpanHarvest, TimingSpan};
 
@@ -129,7 +129,7 @@ pub trait GpuDiagnostics: Send + Sync {
     /// # backend.free(data)?;
     /// # Ok::<(), anyhow::Error>(())
     /// ```
-    fn span(&self, name: &str, stream: u64) -> Result<TimingSpan<'_>>;
+    fn span(&self, name: &str, stream: StreamHandle) -> Result<TimingSpan<'_>>;
 
     /// Adds the times of all spans that have passed to the sums in [`metrale_telemetry::run_metrics`]. Does not block:
     /// asks for events and waits for none. Allowed during a capture, whose spans are not recorded.

@@ -3,7 +3,7 @@
 
 use crate::error::Result;
 use crate::graph::{GraphInfo, GraphUpdate};
-use crate::raw_handles::{DevicePtr, GraphHandle};
+use crate::raw_handles::{DevicePtr, GraphHandle, StreamHandle};
 
 /// Captures and graphs.
 ///
@@ -48,7 +48,7 @@ pub trait GpuGraphs: Send + Sync {
     /// [`StreamInUse`](crate::StreamInUse) where another thread's copy borrows host memory on it;
     /// [`FeatureOff`](crate::FeatureOff) without feature `graph`.
     #[track_caller]
-    fn begin_capture(&self, stream: u64) -> Result<()>;
+    fn begin_capture(&self, stream: StreamHandle) -> Result<()>;
 
     /// Ends the capture begun on `stream` and instantiates its graph, under a name of its own: `graph-1` and so on. The
     /// driver's template goes on every path. May block; takes device memory (2 MiB for a node, 12 MiB for 5000, kept by the
@@ -59,13 +59,13 @@ pub trait GpuGraphs: Send + Sync {
     /// takes part: nothing is changed then. [`CallFailed`](crate::CallFailed) where the capture was broken (901) by a call
     /// outside this backend, or a stream was not joined (904), saying which; where the graph cannot be instantiated. The
     /// capture is then over and the stream usable, unless the error says otherwise.
-    fn end_capture(&self, stream: u64) -> Result<GraphHandle>;
+    fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle>;
 
     /// As [`end_capture`](Self::end_capture), with a name for errors, reports and traces. Names need not be unique.
     ///
     /// # Errors
     /// As [`end_capture`](Self::end_capture).
-    fn end_capture_named(&self, stream: u64, name: &str) -> Result<GraphHandle>;
+    fn end_capture_named(&self, stream: StreamHandle, name: &str) -> Result<GraphHandle>;
 
     /// Gives up the capture that `stream` takes part in, without a graph, and tells whether there was one. A capture of
     /// this driver's backends ends on all its streams, whichever of them is given; so does a broken one. Works on a thread
@@ -73,19 +73,20 @@ pub trait GpuGraphs: Send + Sync {
     ///
     /// # Errors
     /// As [`GpuBackend`](crate::GpuBackend) says, where the driver does not let it end.
-    fn abort_capture_if_active(&self, stream: u64) -> Result<bool>;
+    fn abort_capture_if_active(&self, stream: StreamHandle) -> Result<bool>;
 
     /// Whether `stream` captures, as the driver says, a broken capture that was not ended included. A failed query counts
     /// as capturing. On SCALE the driver cannot tell, is not asked, and the answer is always false. Does not block. Allowed
     /// during a capture.
-    fn stream_is_capturing(&self, stream: u64) -> bool;
+    fn stream_is_capturing(&self, stream: StreamHandle) -> bool;
 
     /// Pins the allocation around `ptr` for the capture that `stream` takes part in, and then for its graph: memory it uses
     /// in a way that no typed argument tells. Does not block, asks no driver.
     ///
     /// # Errors
-    /// [`NotCapturing`](crate::NotCapturing); [`BadArgument`](crate::BadArgument) for what is not live on the ledger.
-    fn pin_in_capture(&self, stream: u64, ptr: DevicePtr) -> Result<()>;
+    /// [`NotCapturing`](crate::NotCapturing); [`BadArgument`](crate::BadArgument) for what is not live on the ledger, and for a
+    /// stream that was destroyed or is none of this backend's.
+    fn pin_in_capture(&self, stream: StreamHandle, ptr: DevicePtr) -> Result<()>;
 
     /// Launches a graph in the order of `stream`. Does not block, unless
     /// [`debug_sync_kernels`](crate::BackendConfig::debug_sync_kernels) is on. Launches of one graph run one after the
@@ -94,7 +95,7 @@ pub trait GpuGraphs: Send + Sync {
     /// # Errors
     /// [`BadArgument`](crate::BadArgument) for a graph that was destroyed, by name, or that never was: the driver is not
     /// asked. [`GraphFault`](crate::GraphFault) where `debug_sync_kernels` is on and the graph failed.
-    fn launch_graph(&self, graph: GraphHandle, stream: u64) -> Result<()>;
+    fn launch_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<()>;
 
     /// Ends the capture begun on `stream` and has `graph` do its work instead of the old, from the next launch on, which is
     /// far cheaper than a new graph: for the same nodes with other arguments. The graph keeps handle and name; what it pins
@@ -107,7 +108,7 @@ pub trait GpuGraphs: Send + Sync {
     /// As [`end_capture`](Self::end_capture); [`BadArgument`](crate::BadArgument) for what is no graph, and
     /// [`NotSupported`](crate::NotSupported) on a driver without `cuGraphExecUpdate_v2` (before CUDA 12): in these two the
     /// capture goes on and can be ended otherwise.
-    fn update_graph(&self, graph: GraphHandle, stream: u64) -> Result<GraphUpdate>;
+    fn update_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<GraphUpdate>;
 
     /// Destroys a graph and releases what it pinned. Works on a thread that is not bound. Launches already queued are the driver's to finish. A context that is
     /// already gone is no error. Does not block. Allowed during a capture.

@@ -9,7 +9,7 @@ use metrale_telemetry::KernelAudit;
 
 use crate::error::Result;
 use crate::launch::KernelLaunch;
-use crate::raw_handles::{DevicePtr, KernelHandle};
+use crate::raw_handles::{DevicePtr, KernelHandle, StreamHandle};
 use crate::tensormap::{TensorMap, TensorMapSpec};
 
 /// Kernels: look-ups in the loaded modules, launches, and tensor maps for their arguments.
@@ -62,7 +62,7 @@ pub trait GpuKernels: Send + Sync {
         grid: [u32; 3],
         block: [u32; 3],
         shared_bytes: u32,
-        stream: u64,
+        stream: StreamHandle,
         params: &mut [*mut c_void],
     ) -> Result<()>;
 
@@ -74,7 +74,7 @@ pub trait GpuKernels: Send + Sync {
     ///
     /// # Safety
     /// As [`KernelLaunch::on_stream`].
-    unsafe fn launch_typed(&self, launch: &mut KernelLaunch, stream: u64) -> Result<()>;
+    unsafe fn launch_typed(&self, launch: &mut KernelLaunch, stream: StreamHandle) -> Result<()>;
 
     /// The modules.
     fn registry(&self) -> &Arc<MetraleRegistry>;

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::gpu::OpHandle;
 use crate::memory::{Freed, OwnedMemory, PinnedPtr};
 use crate::op_cache::Scratch;
-use crate::raw_handles::DevicePtr;
+use crate::raw_handles::{DevicePtr, StreamHandle};
 
 /// Memory: allocating, freeing, labels on the ledger, and what operations keep.
 ///
@@ -153,7 +153,7 @@ pub trait GpuMemory: Send + Sync {
     /// # Errors
     /// As [`alloc_arena`](Self::alloc_arena).
     #[track_caller]
-    fn op_scratch(&self, op: &str, bytes: usize, stream: u64) -> Result<Scratch>;
+    fn op_scratch(&self, op: &str, bytes: usize, stream: StreamHandle) -> Result<Scratch>;
 
     /// Bytes of scratch memory that the cache holds: in use, and outgrown but not freed yet.
     fn op_scratch_bytes(&self) -> (usize, usize);

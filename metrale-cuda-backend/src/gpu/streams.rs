@@ -3,18 +3,19 @@
 
 use crate::error::Result;
 use crate::gpu::GpuBackend;
+use crate::raw_handles::{EventHandle, StreamHandle};
 
 /// Streams and events.
 ///
-/// Streams are raw driver handles; 0 is the legacy default stream. [`stream`](Self::stream) is the backend's own; it and
-/// those of [`create_stream`](Self::create_stream) do not synchronize with the legacy stream. [`Stream`](crate::Stream) and
-/// [`Event`](crate::Event) are their owners.
+/// A backend alone makes a [`StreamHandle`] or an [`EventHandle`]. [`LEGACY_STREAM`](crate::LEGACY_STREAM) is the legacy
+/// default stream; [`stream`](Self::stream) is the backend's own, which does not synchronize with it, and neither do those of
+/// [`create_stream`](Self::create_stream). [`Stream`](crate::Stream) and [`Event`](crate::Event) are their owners.
 ///
 /// A driver follows the handles it is given, and a dead one ends the process. So each call looks its streams and events up
-/// first: [`BadArgument`](crate::BadArgument) answers those that were destroyed, with the line that did it, and those that
-/// are none of this backend's. Handles made elsewhere are made known by [`adopt_stream`](Self::adopt_stream) and
-/// [`adopt_event`](Self::adopt_event). A handle that is destroyed while a call on another thread uses it stays alive until
-/// that call returns.
+/// first: [`BadArgument`](crate::BadArgument) answers those that were destroyed, with the line that did it, though the
+/// driver has given the number to another since, and those that are none of this backend's. What was made elsewhere is made
+/// known by [`adopt_stream`](Self::adopt_stream) and [`adopt_event`](Self::adopt_event). What is destroyed while a call on
+/// another thread uses it stays alive until that call returns.
 pub trait GpuStreams: Send + Sync {
     /// Makes a stream that does not synchronize with the legacy stream. Does not block. The driver takes a
     /// page of 2 MiB of device memory for the second stream of a context and for every fourth after it, and keeps it
@@ -24,7 +25,7 @@ pub trait GpuStreams: Send + Sync {
     /// # Errors
     /// As [`GpuBackend`](crate::GpuBackend) says.
     #[track_caller]
-    fn create_stream(&self) -> Result<u64>;
+    fn create_stream(&self) -> Result<StreamHandle>;
 
     /// Destroys a stream of [`create_stream`](Self::create_stream). Works on a thread that is not bound. Does not block: the driver completes its queued work, and
     /// a call of another thread that still uses the stream destroys it when it returns. Refused while it takes part in a
@@ -33,19 +34,19 @@ pub trait GpuStreams: Send + Sync {
     /// # Errors
     /// [`BadArgument`](crate::BadArgument) for the legacy stream and the backend's own, and for an adopted one.
     #[track_caller]
-    fn destroy_stream(&self, stream: u64) -> Result<()>;
+    fn destroy_stream(&self, stream: StreamHandle) -> Result<()>;
 
-    /// Makes a stream known that something else created, so that it can be used here. Only its creator may destroy it. Does not
-    /// block; the driver is not asked.
+    /// Makes a stream known that something else created, by the driver's number, and returns its handle. Only its creator
+    /// may destroy it. Does not block; the driver is not asked.
     ///
     /// # Errors
     /// [`BadArgument`](crate::BadArgument) for a stream that is known already.
     ///
     /// # Safety
-    /// `stream` is a live stream of the backend's context, and stays live until [`release_stream`](Self::release_stream)
+    /// `raw` is a live stream of the backend's context, and stays live until [`release_stream`](Self::release_stream)
     /// has returned `Ok`, or the backend is dropped.
     #[track_caller]
-    unsafe fn adopt_stream(&self, stream: u64) -> Result<()>;
+    unsafe fn adopt_stream(&self, raw: u64) -> Result<StreamHandle>;
 
     /// Makes a stream unknown without destroying it: an adopted one, or one of [`create_stream`](Self::create_stream), which
     /// is then the caller's to destroy. Refused while it takes part in a capture. Does not block; the driver is not
@@ -54,22 +55,22 @@ pub trait GpuStreams: Send + Sync {
     /// # Errors
     /// [`BadArgument`](crate::BadArgument) while a call on another thread uses it: it is then still known.
     #[track_caller]
-    fn release_stream(&self, stream: u64) -> Result<()>;
+    fn release_stream(&self, stream: StreamHandle) -> Result<()>;
 
     /// Waits until the work queued on `stream` is done. A kernel's fault shows here. Refused while `stream` captures.
     ///
     /// # Errors
     /// As [`GpuBackend`](crate::GpuBackend) says.
-    fn synchronize_stream(&self, stream: u64) -> Result<()>;
+    fn synchronize_stream(&self, stream: StreamHandle) -> Result<()>;
 
     /// Whether the work queued on `stream` is done. Does not block. Refused while `stream` captures.
     ///
     /// # Errors
     /// As [`GpuBackend`](crate::GpuBackend) says.
-    fn query_stream(&self, stream: u64) -> Result<bool>;
+    fn query_stream(&self, stream: StreamHandle) -> Result<bool>;
 
     /// The backend's own stream.
-    fn stream(&self) -> u64;
+    fn stream(&self) -> StreamHandle;
 
     /// Waits until all work of the device's context is done, whoever queued it. Refused during any capture on the device,
     /// whichever thread's.
@@ -83,21 +84,21 @@ pub trait GpuStreams: Send + Sync {
     /// # Errors
     /// As [`GpuBackend`](crate::GpuBackend) says.
     #[track_caller]
-    fn create_event(&self) -> Result<u64>;
+    fn create_event(&self) -> Result<EventHandle>;
 
     /// Makes an event for [`elapsed_ms`](Self::elapsed_ms). Does not block. Allowed during a capture.
     ///
     /// # Errors
     /// As [`GpuBackend`](crate::GpuBackend) says.
     #[track_caller]
-    fn create_timing_event(&self) -> Result<u64>;
+    fn create_timing_event(&self) -> Result<EventHandle>;
 
     /// Records `event` after the work queued on `stream` so far. Does not block. Recorded by a capture, after whose end the
     /// event marks nothing until it is recorded anew.
     ///
     /// # Errors
     /// As [`GpuBackend`](crate::GpuBackend) says.
-    fn record_event(&self, event: u64, stream: u64) -> Result<()>;
+    fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<()>;
 
     /// Makes later work of `stream` wait for `event`; one never recorded counts as passed. Does not block. Recorded by a
     /// capture, for events recorded in it: a stream that waits for such an event takes part in the capture from then on,
@@ -106,26 +107,26 @@ pub trait GpuStreams: Send + Sync {
     /// # Errors
     /// As [`GpuBackend`](crate::GpuBackend) says; [`StreamInUse`](crate::StreamInUse) where the stream would take part in a capture while a copy on another
     /// thread borrows host memory on it.
-    fn wait_event(&self, stream: u64, event: u64) -> Result<()>;
+    fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
 
     /// Whether `event` has passed; one never recorded has. Does not block. Refused for an event recorded in a capture.
     ///
     /// # Errors
     /// As [`GpuBackend`](crate::GpuBackend) says.
-    fn query_event(&self, event: u64) -> Result<bool>;
+    fn query_event(&self, event: EventHandle) -> Result<bool>;
 
     /// Waits until `event` has passed. Refused for an event recorded in a capture.
     ///
     /// # Errors
     /// As [`GpuBackend`](crate::GpuBackend) says.
-    fn synchronize_event(&self, event: u64) -> Result<()>;
+    fn synchronize_event(&self, event: EventHandle) -> Result<()>;
 
     /// Milliseconds between two events of [`create_timing_event`](Self::create_timing_event) that have passed. Does not
     /// block. Refused for an event recorded in a capture.
     ///
     /// # Errors
     /// [`CallFailed`](crate::CallFailed) where an event keeps no time, was never recorded or has not passed.
-    fn elapsed_ms(&self, start: u64, end: u64) -> Result<f32>;
+    fn elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32>;
 
     /// Destroys an event. Works on a thread that is not bound. Does not block. Allowed during a capture. Whatever the answer, the event is not to be used again.
     /// What nobody destroys, the backend's drop does.
@@ -133,7 +134,7 @@ pub trait GpuStreams: Send + Sync {
     /// # Errors
     /// [`BadArgument`](crate::BadArgument) for an adopted event.
     #[track_caller]
-    fn destroy_event(&self, event: u64) -> Result<()>;
+    fn destroy_event(&self, event: EventHandle) -> Result<()>;
 
     /// As [`adopt_stream`](Self::adopt_stream), for an event.
     ///
@@ -141,17 +142,17 @@ pub trait GpuStreams: Send + Sync {
     /// [`BadArgument`](crate::BadArgument) for an event that is known already, and for null.
     ///
     /// # Safety
-    /// `event` is a live event, and stays live until [`release_event`](Self::release_event) has returned `Ok`, or the
+    /// `raw` is a live event, and stays live until [`release_event`](Self::release_event) has returned `Ok`, or the
     /// backend is dropped.
     #[track_caller]
-    unsafe fn adopt_event(&self, event: u64) -> Result<()>;
+    unsafe fn adopt_event(&self, raw: u64) -> Result<EventHandle>;
 
     /// As [`release_stream`](Self::release_stream), for an event.
     ///
     /// # Errors
     /// [`BadArgument`](crate::BadArgument) while a call on another thread uses it: it is then still known.
     #[track_caller]
-    fn release_event(&self, event: u64) -> Result<()>;
+    fn release_event(&self, event: EventHandle) -> Result<()>;
 
     /// Makes later work of `stream`, a stream of this backend, wait for an event of another backend, on this device or
     /// another of the same driver: how the receiver of a [copy](crate::GpuCopies::copy_peer_async) waits for it. An event never
@@ -161,5 +162,5 @@ pub trait GpuStreams: Send + Sync {
     /// # Errors
     /// [`BadArgument`](crate::BadArgument) for a stream or event that is not live, or backends of two drivers; otherwise as
     /// [`GpuBackend`](crate::GpuBackend) says.
-    fn wait_peer_event(&self, stream: u64, of: &dyn GpuBackend, event: u64) -> Result<()>;
+    fn wait_peer_event(&self, stream: StreamHandle, of: &dyn GpuBackend, event: EventHandle) -> Result<()>;
 }

@@ -15,6 +15,7 @@ use crate::call::{ask, failed};
 use crate::error::{BadArgument, Error, Remedy, Result, remedy_of_status};
 use crate::graph::captures::Capture;
 use crate::graph::refusal::NotCapturing;
+use crate::raw_handles::StreamHandle;
 
 /// What the driver made of a capture: its template of a graph, which a drop destroys, and the pins of what was captured,
 /// which a drop releases unless they were passed on; then it frees what waited for that.
@@ -51,17 +52,18 @@ impl MetraleCudaBackend {
     /// while the capture is noted ([`uncaptured`](Self::uncaptured)), whose end this thread alone has reserved.
     ///
     /// On an error the capture is over, unless the driver says that the stream still captures: then it stays noted.
-    pub(crate) fn end_recording(&self, stream: u64, doing: &'static str) -> Result<Recorded<'_>> {
+    pub(crate) fn end_recording(&self, stream: StreamHandle, doing: &'static str) -> Result<Recorded<'_>> {
         let (id, captured_at) = self.graph_client().shared.with(|state| {
             if let Some(capture) = state.captures.start_ending(stream) {
                 return Ok((capture.id, capture.site));
             }
-            let other = state.captures.on_stream(stream).filter(|capture| capture.origin != stream);
+            let other =
+                state.captures.on_stream(stream).filter(|capture| capture.origin.raw() != stream.raw());
             Err(NotCapturing { doing, stream, part_of: other.map(|capture| (capture.origin, capture.site)) })
         })?;
         let mut template = 0;
         // SAFETY: the result pointer is a local; the stream is alive while its capture is noted.
-        let answer = unsafe { ask!(self.driver(), cuStreamEndCapture(stream, &mut template)) };
+        let answer = unsafe { ask!(self.driver(), cuStreamEndCapture(stream.raw(), &mut template)) };
         let Err(error) = answer else {
             // The pins stay: they are the graph's to be.
             let capture = self.graph_client().shared.with(|state| state.captures.close(id));
@@ -76,7 +78,7 @@ impl MetraleCudaBackend {
             };
         };
         // SAFETY: as above.
-        let status = || unsafe { stream_capture_status(self.driver(), stream) };
+        let status = || unsafe { stream_capture_status(self.driver(), stream.raw()) };
         let over = ends_capture(error.status)
             || remedy_of_status(error.status) == Remedy::Relaunch
             || (!SCALE && status() == Ok(CU_STREAM_CAPTURE_STATUS_NONE));
@@ -109,7 +111,7 @@ impl MetraleCudaBackend {
         })
     }
 
-    pub(crate) fn forget_captures_on(&self, origin: Option<u64>) -> bool {
+    pub(crate) fn forget_captures_on(&self, origin: Option<StreamHandle>) -> bool {
         let id = origin.and_then(|origin| {
             self.graph_client()
                 .shared
@@ -133,7 +135,7 @@ pub(crate) const fn ends_capture(status: CUresult) -> bool {
 fn not_ended(
     error: DriverError,
     doing: &'static str,
-    stream: u64,
+    stream: StreamHandle,
     site: &'static Location<'static>,
     hint: Option<String>,
 ) -> Error {

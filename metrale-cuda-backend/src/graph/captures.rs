@@ -13,6 +13,7 @@ use std::panic::Location;
 use std::thread::ThreadId;
 
 use crate::handles::is_the_drivers;
+use crate::raw_handles::{EventHandle, StreamHandle};
 
 /// Whom a call on a device would disturb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,11 +21,11 @@ pub(crate) enum Reach {
     /// Captures on the device that this thread began.
     Thread,
     /// Those and the capture that this stream takes part in.
-    ThreadOrStream(u64),
+    ThreadOrStream(StreamHandle),
     /// The capture that this stream takes part in.
-    Stream(u64),
+    Stream(StreamHandle),
     /// The capture in which this event was recorded.
-    Event(u64),
+    Event(EventHandle),
     /// Captures on the device that this thread began, and those that the backend of this number did.
     ThreadOrOwner(u64),
     /// Every capture of the device.
@@ -32,12 +33,20 @@ pub(crate) enum Reach {
 }
 
 /// A stream's part in a capture.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Branch {
+    /// The handle by which it came to take part.
+    stream: StreamHandle,
     /// Operations captured on it so far.
     steps: u64,
     /// Another stream of the capture waits for all of them.
     joined: bool,
+}
+
+impl Branch {
+    const fn of(stream: StreamHandle) -> Self {
+        Self { stream, steps: 0, joined: false }
+    }
 }
 
 /// A capture that was begun and has not ended.
@@ -47,7 +56,7 @@ pub(crate) struct Capture {
     /// The number of the backend that began it.
     pub(crate) owner: u64,
     /// The stream it was begun on.
-    pub(crate) origin: u64,
+    pub(crate) origin: StreamHandle,
     /// The line that began it.
     pub(crate) site: &'static Location<'static>,
     /// The first call that the driver refused for the capture's sake.
@@ -59,13 +68,20 @@ pub(crate) struct Capture {
     devices: Vec<usize>,
     /// A thread is ending it.
     ending: bool,
+    /// By the driver's numbers: a stream that two backends know has two handles.
     branches: BTreeMap<u64, Branch>,
 }
 
 impl Capture {
+    /// Whether a stream came to take part by this handle. It is not stale then: streams of a capture are not destroyed.
+    pub(crate) fn has(&self, stream: StreamHandle) -> bool {
+        self.branches.get(&stream.raw()).is_some_and(|branch| branch.stream == stream)
+    }
+
     /// Streams whose last work no other stream of the capture waits for.
     pub(crate) fn unjoined(&self) -> Vec<u64> {
-        let left = self.branches.iter().filter(|&(&stream, branch)| stream != self.origin && !branch.joined);
+        let left =
+            self.branches.iter().filter(|&(&stream, branch)| stream != self.origin.raw() && !branch.joined);
         left.map(|(&stream, _)| stream).collect()
     }
 }
@@ -102,6 +118,7 @@ pub(crate) enum Wait {
 #[derive(Debug, Default)]
 pub(crate) struct Captures {
     open: Vec<Capture>,
+    /// By the driver's numbers too.
     events: HashMap<u64, Mark>,
 }
 
@@ -114,7 +131,7 @@ impl Captures {
         &mut self,
         id: u64,
         (owner, device): (u64, usize),
-        origin: u64,
+        origin: StreamHandle,
         site: &'static Location<'static>,
         thread: ThreadId,
     ) {
@@ -128,7 +145,7 @@ impl Captures {
             thread,
             devices: vec![device],
             ending: false,
-            branches: BTreeMap::from([(origin, Branch::default())]),
+            branches: BTreeMap::from([(origin.raw(), Branch::of(origin))]),
         });
     }
 
@@ -144,16 +161,16 @@ impl Captures {
     }
 
     /// The capture a stream takes part in.
-    pub(crate) fn on_stream(&self, stream: u64) -> Option<&Capture> {
-        self.open.iter().find(|capture| capture.branches.contains_key(&stream))
+    pub(crate) fn on_stream(&self, stream: StreamHandle) -> Option<&Capture> {
+        self.open.iter().find(|capture| capture.branches.contains_key(&stream.raw()))
     }
 
-    fn on_stream_mut(&mut self, stream: u64) -> Option<&mut Capture> {
-        self.open.iter_mut().find(|capture| capture.branches.contains_key(&stream))
+    fn on_stream_mut(&mut self, stream: StreamHandle) -> Option<&mut Capture> {
+        self.open.iter_mut().find(|capture| capture.branches.contains_key(&stream.raw()))
     }
 
     /// Captures that a backend began, by the streams they were begun on.
-    pub(crate) fn origins_of(&self, owner: u64) -> Vec<u64> {
+    pub(crate) fn origins_of(&self, owner: u64) -> Vec<StreamHandle> {
         self.open.iter().filter(|capture| capture.owner == owner).map(|capture| capture.origin).collect()
     }
 
@@ -166,7 +183,7 @@ impl Captures {
                 self.on_stream(stream).or_else(|| on_device.find(|capture| capture.thread == me))
             }
             Reach::Stream(stream) => self.on_stream(stream),
-            Reach::Event(event) => self.get(self.events.get(&event)?.capture),
+            Reach::Event(event) => self.get(self.events.get(&event.raw())?.capture),
             Reach::ThreadOrOwner(owner) => {
                 let mine = on_device.find(|capture| capture.thread == me);
                 mine.or_else(|| self.open.iter().find(|capture| capture.owner == owner))
@@ -177,8 +194,9 @@ impl Captures {
 
     /// Reserves the end of the capture begun on a stream for the calling thread; `None` where there is none, or another
     /// thread is at it.
-    pub(crate) fn start_ending(&mut self, stream: u64) -> Option<&Capture> {
-        let capture = self.open.iter_mut().find(|capture| capture.origin == stream && !capture.ending)?;
+    pub(crate) fn start_ending(&mut self, stream: StreamHandle) -> Option<&Capture> {
+        let capture =
+            self.open.iter_mut().find(|capture| capture.origin.raw() == stream.raw() && !capture.ending)?;
         capture.ending = true;
         Some(capture)
     }
@@ -191,16 +209,16 @@ impl Captures {
     }
 
     /// Something was captured on a stream; the number of the capture, if the stream takes part in one.
-    pub(crate) fn step(&mut self, stream: u64) -> Option<u64> {
+    pub(crate) fn step(&mut self, stream: StreamHandle) -> Option<u64> {
         let capture = self.on_stream_mut(stream)?;
-        let branch = capture.branches.entry(stream).or_default();
+        let branch = capture.branches.entry(stream.raw()).or_insert(Branch::of(stream));
         branch.steps += 1;
         branch.joined = false;
         Some(capture.id)
     }
 
     /// A call on a stream was refused for its capture's sake.
-    pub(crate) fn broken(&mut self, stream: u64, by: impl FnOnce() -> String) {
+    pub(crate) fn broken(&mut self, stream: StreamHandle, by: impl FnOnce() -> String) {
         if let Some(capture) = self.on_stream_mut(stream) {
             capture.broken_by.get_or_insert_with(by);
         }
@@ -214,31 +232,31 @@ impl Captures {
     }
 
     /// An event was recorded on a stream.
-    pub(crate) fn recorded(&mut self, event: u64, stream: u64) {
+    pub(crate) fn recorded(&mut self, event: EventHandle, stream: StreamHandle) {
         let mark = self.on_stream(stream).and_then(|capture| {
-            let steps = capture.branches.get(&stream)?.steps;
-            Some(Mark { capture: capture.id, stream, steps })
+            let steps = capture.branches.get(&stream.raw())?.steps;
+            Some(Mark { capture: capture.id, stream: stream.raw(), steps })
         });
         match mark {
-            Some(mark) => drop(self.events.insert(event, mark)),
+            Some(mark) => drop(self.events.insert(event.raw(), mark)),
             None => self.forget_event(event),
         }
     }
 
     /// An event is gone, or was recorded outside.
-    pub(crate) fn forget_event(&mut self, event: u64) {
-        self.events.remove(&event);
+    pub(crate) fn forget_event(&mut self, event: EventHandle) {
+        self.events.remove(&event.raw());
     }
 
     /// The number of the capture that an event was last recorded in.
-    pub(crate) fn capture_of_event(&self, event: u64) -> Option<u64> {
-        self.events.get(&event).map(|mark| mark.capture)
+    pub(crate) fn capture_of_event(&self, event: EventHandle) -> Option<u64> {
+        self.events.get(&event.raw()).map(|mark| mark.capture)
     }
 
     /// Whether a stream may wait for an event, as far as captures are concerned.
-    pub(crate) fn may_wait(&self, stream: u64, event: u64) -> Result<Wait, WaitFlaw> {
+    pub(crate) fn may_wait(&self, stream: StreamHandle, event: EventHandle) -> Result<Wait, WaitFlaw> {
         let stream_of = self.on_stream(stream).map(|capture| capture.id);
-        let event_of = self.events.get(&event).map(|mark| mark.capture);
+        let event_of = self.events.get(&event.raw()).map(|mark| mark.capture);
         match (stream_of, event_of) {
             (None, None) => Ok(Wait::Plain),
             (Some(stream_of), None) => Err(WaitFlaw::Outside { stream_of }),
@@ -249,14 +267,14 @@ impl Captures {
     }
 
     /// A stream of a device waits for a captured event.
-    pub(crate) fn waited(&mut self, stream: u64, device: usize, event: u64) {
-        let Some(mark) = self.events.get(&event).copied() else { return };
+    pub(crate) fn waited(&mut self, stream: StreamHandle, device: usize, event: EventHandle) {
+        let Some(mark) = self.events.get(&event.raw()).copied() else { return };
         let Some(capture) = self.open.iter_mut().find(|capture| capture.id == mark.capture) else { return };
         if !capture.devices.contains(&device) {
             capture.devices.push(device);
         }
-        let branch = capture.branches.entry(stream).or_default();
-        if stream == mark.stream {
+        let branch = capture.branches.entry(stream.raw()).or_insert(Branch::of(stream));
+        if stream.raw() == mark.stream {
             return;
         }
         branch.steps += 1;
@@ -272,10 +290,19 @@ impl Captures {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::raw_handles::HandleId;
 
-    const S1: u64 = 0x10;
-    const S2: u64 = 0x20;
-    const S3: u64 = 0x30;
+    const S1: StreamHandle = stream(0x10);
+    const S2: StreamHandle = stream(0x20);
+    const S3: StreamHandle = stream(0x30);
+
+    const fn stream(raw: u64) -> StreamHandle {
+        StreamHandle(HandleId { raw, generation: raw })
+    }
+
+    const fn event(raw: u64) -> EventHandle {
+        EventHandle(HandleId { raw, generation: raw })
+    }
 
     fn me() -> ThreadId {
         std::thread::current().id()
@@ -300,28 +327,35 @@ mod tests {
     #[test]
     fn each_reach_finds_what_it_would_disturb() {
         let mut captures = two();
-        captures.recorded(0xE, S3);
+        captures.recorded(event(0xE), S3);
         assert_eq!(hit(&captures, Reach::Thread), Some(1));
         assert_eq!(hit(&captures, Reach::Stream(S2)), None);
         assert_eq!(hit(&captures, Reach::Stream(S3)), Some(2));
         assert_eq!(hit(&captures, Reach::ThreadOrStream(S3)), Some(2));
         assert_eq!(hit(&captures, Reach::ThreadOrStream(S2)), Some(1));
-        assert_eq!((hit(&captures, Reach::Event(0xE)), hit(&captures, Reach::Event(0xF))), (Some(2), None));
+        assert_eq!(
+            (hit(&captures, Reach::Event(event(0xE))), hit(&captures, Reach::Event(event(0xF)))),
+            (Some(2), None)
+        );
         captures.close(1).unwrap();
         assert_eq!((hit(&captures, Reach::Thread), hit(&captures, Reach::Device)), (None, Some(2)));
         assert_eq!(hit(&captures, Reach::ThreadOrOwner(2)), Some(2));
         assert_eq!(hit(&captures, Reach::ThreadOrOwner(1)), None);
         captures.close(2).unwrap();
         assert!(captures.close(2).is_none());
-        assert_eq!((hit(&captures, Reach::Event(0xE)), captures.len()), (None, 0), "its events go with it");
+        assert_eq!(
+            (hit(&captures, Reach::Event(event(0xE))), captures.len()),
+            (None, 0),
+            "its events go with it"
+        );
     }
 
     #[test]
     fn a_stream_that_waits_for_a_captured_event_takes_part() {
         let mut captures = two();
-        captures.recorded(0xE, S1);
-        assert_eq!(captures.may_wait(S2, 0xE), Ok(Wait::Captured));
-        captures.waited(S2, 0, 0xE);
+        captures.recorded(event(0xE), S1);
+        assert_eq!(captures.may_wait(S2, event(0xE)), Ok(Wait::Captured));
+        captures.waited(S2, 0, event(0xE));
         assert_eq!(hit(&captures, Reach::Stream(S2)), Some(1));
         assert_eq!(captures.close(1).unwrap().origin, S1);
         assert_eq!(hit(&captures, Reach::Stream(S2)), None);
@@ -331,13 +365,15 @@ mod tests {
     fn a_capture_reaches_as_far_as_the_devices_that_take_part() {
         let mut captures = two();
         let on = |captures: &Captures, reach| captures.within(reach, 1, me()).map(|capture| capture.id);
-        captures.recorded(0xE, S1);
+        captures.recorded(event(0xE), S1);
         for reach in [Reach::Thread, Reach::Device, Reach::ThreadOrStream(S2), Reach::ThreadOrOwner(7)] {
             assert_eq!(on(&captures, reach), None, "{reach:?}");
         }
         assert_eq!(on(&captures, Reach::ThreadOrOwner(2)), Some(2), "an owner's are found anywhere");
-        captures.waited(S2, 1, 0xE);
-        for reach in [Reach::Thread, Reach::Device, Reach::ThreadOrStream(0x99), Reach::ThreadOrOwner(7)] {
+        captures.waited(S2, 1, event(0xE));
+        for reach in
+            [Reach::Thread, Reach::Device, Reach::ThreadOrStream(stream(0x99)), Reach::ThreadOrOwner(7)]
+        {
             assert_eq!(on(&captures, reach), Some(1), "{reach:?}");
         }
     }
@@ -345,40 +381,46 @@ mod tests {
     #[test]
     fn waits_that_would_break_a_capture_are_told() {
         let mut captures = two();
-        captures.recorded(0xE, S1);
-        assert_eq!(captures.may_wait(S2, 0xF), Ok(Wait::Plain));
-        assert_eq!(captures.may_wait(S1, 0xF), Err(WaitFlaw::Outside { stream_of: 1 }));
-        assert_eq!(captures.may_wait(S3, 0xE), Err(WaitFlaw::Merge { stream_of: 2 }));
-        assert_eq!(captures.may_wait(0, 0xE), Err(WaitFlaw::Drivers { event_of: 1 }));
-        assert_eq!(captures.may_wait(2, 0xE), Err(WaitFlaw::Drivers { event_of: 1 }));
+        captures.recorded(event(0xE), S1);
+        assert_eq!(captures.may_wait(S2, event(0xF)), Ok(Wait::Plain));
+        assert_eq!(captures.may_wait(S1, event(0xF)), Err(WaitFlaw::Outside { stream_of: 1 }));
+        assert_eq!(captures.may_wait(S3, event(0xE)), Err(WaitFlaw::Merge { stream_of: 2 }));
+        assert_eq!(
+            captures.may_wait(StreamHandle::LEGACY, event(0xE)),
+            Err(WaitFlaw::Drivers { event_of: 1 })
+        );
+        assert_eq!(
+            captures.may_wait(StreamHandle::PER_THREAD, event(0xE)),
+            Err(WaitFlaw::Drivers { event_of: 1 })
+        );
         // Recorded anew outside, it is no event of the capture any more.
-        captures.recorded(0xE, S2);
-        assert_eq!(captures.may_wait(S3, 0xE), Err(WaitFlaw::Outside { stream_of: 2 }));
+        captures.recorded(event(0xE), S2);
+        assert_eq!(captures.may_wait(S3, event(0xE)), Err(WaitFlaw::Outside { stream_of: 2 }));
     }
 
     #[test]
     fn work_behind_the_last_join_is_unjoined() {
         let mut captures = two();
-        captures.recorded(0xE, S1);
-        captures.waited(S2, 0, 0xE);
-        assert_eq!(captures.get(1).unwrap().unjoined(), [S2]);
+        captures.recorded(event(0xE), S1);
+        captures.waited(S2, 0, event(0xE));
+        assert_eq!(captures.get(1).unwrap().unjoined(), [S2.raw()]);
         captures.step(S2);
-        captures.recorded(0xF, S2);
-        captures.waited(S1, 0, 0xF);
+        captures.recorded(event(0xF), S2);
+        captures.waited(S1, 0, event(0xF));
         assert!(captures.get(1).unwrap().unjoined().is_empty());
         captures.step(S2);
-        assert_eq!(captures.get(1).unwrap().unjoined(), [S2]);
+        assert_eq!(captures.get(1).unwrap().unjoined(), [S2.raw()]);
         // The event of before stands for less than there is now.
-        captures.waited(S1, 0, 0xF);
-        assert_eq!(captures.get(1).unwrap().unjoined(), [S2]);
-        assert_eq!(captures.step(0x99), None);
+        captures.waited(S1, 0, event(0xF));
+        assert_eq!(captures.get(1).unwrap().unjoined(), [S2.raw()]);
+        assert_eq!(captures.step(stream(0x99)), None);
     }
 
     #[test]
     fn one_thread_ends_a_capture_and_only_where_it_began() {
         let mut captures = two();
-        captures.recorded(0xE, S1);
-        captures.waited(S2, 0, 0xE);
+        captures.recorded(event(0xE), S1);
+        captures.waited(S2, 0, event(0xE));
         assert!(captures.start_ending(S2).is_none());
         assert_eq!(captures.start_ending(S1).map(|capture| capture.id), Some(1));
         assert!(captures.start_ending(S1).is_none());

@@ -41,7 +41,7 @@ impl MetraleCudaBackend {
         }
         let _current = host.as_ref().map(|host| host.enter()).transpose()?;
         // SAFETY: no memory is passed; the graph is alive, and no other thread uses it while it is locked.
-        unsafe { ask!(self.driver(), cuGraphExecDestroy(graph.handle.0)) }
+        unsafe { ask!(self.driver(), cuGraphExecDestroy(graph.handle.raw())) }
     }
 
     /// Marks a graph that was removed from the table as ended, and releases what it pins.

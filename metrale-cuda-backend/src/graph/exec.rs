@@ -19,13 +19,13 @@ use crate::graph::refusal::{Capturing, GraphFault};
 use crate::graph::shared::{Graph, GraphState};
 use crate::memory::Cost;
 use crate::parts::KEEPS_LEDGER;
-use crate::raw_handles::{DevicePtr, GraphHandle};
+use crate::raw_handles::{DevicePtr, GraphHandle, HandleId, StreamHandle};
 
 pub(crate) const LAUNCHING: &str = "launching a graph";
 
 impl MetraleCudaBackend {
     /// Ends a capture and instantiates its graph. The template goes on every path.
-    pub(crate) fn finish_capture(&self, stream: u64, name: Option<&str>) -> Result<GraphHandle> {
+    pub(crate) fn finish_capture(&self, stream: StreamHandle, name: Option<&str>) -> Result<GraphHandle> {
         const WHAT: &str = "ending a capture";
         let _bound = self.bound(WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
@@ -41,7 +41,7 @@ impl MetraleCudaBackend {
             let made = unsafe { graph_instantiate(self.driver(), recorded.template, 0) };
             noted(self.driver(), made).doing(|| format!("instantiating {}, {nodes} nodes", called()))
         })?;
-        let handle = GraphHandle(exec);
+        let handle = GraphHandle(HandleId::new(exec));
         let client = self.graph_client();
         let stale = client.shared.with(|shared| {
             let name = name.map_or_else(|| shared.next_name(), Arc::from);
@@ -74,7 +74,7 @@ impl MetraleCudaBackend {
 
     /// Refuses to launch a graph on a stream that captures, or beside this thread's capture.
     #[cold]
-    pub(crate) fn may_launch_graph(&self, stream: u64) -> Result<(), Capturing> {
+    pub(crate) fn may_launch_graph(&self, stream: StreamHandle) -> Result<(), Capturing> {
         const ADVICE: &str =
             "the driver takes no graph into a capture; launch it before or after, or capture its work again";
         self.outside_capture(Reach::Stream(stream), LAUNCHING, ADVICE)?;
@@ -86,7 +86,7 @@ impl MetraleCudaBackend {
     /// # Safety
     /// The stream stays alive over the call.
     #[cold]
-    pub(crate) unsafe fn not_launched(&self, name: &str, stream: u64, status: CUresult) -> Error {
+    pub(crate) unsafe fn not_launched(&self, name: &str, stream: StreamHandle, status: CUresult) -> Error {
         let driver = DriverError { function: DriverFn::cuGraphLaunch, status };
         // SAFETY: the caller's promise.
         unsafe { self.check_after_refusal(driver, stream, || after_launch(name)) };
@@ -98,7 +98,7 @@ impl MetraleCudaBackend {
     /// # Safety
     /// The stream stays alive over the call.
     #[cold]
-    pub(crate) unsafe fn find_graph_fault(&self, entry: &Graph, stream: u64) -> Result<()> {
+    pub(crate) unsafe fn find_graph_fault(&self, entry: &Graph, stream: StreamHandle) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.debug_wait(stream) }.map_err(|driver| {
             let name = Arc::clone(&entry.name);
@@ -135,13 +135,11 @@ impl MetraleCudaBackend {
     /// The error for a handle that is no graph. The driver would follow it.
     #[cold]
     pub(crate) fn no_graph(&self, graph: GraphHandle, doing: &'static str) -> Error {
-        let end = self.graph_client().shared.with(|shared| shared.ended.last_end(graph.0).cloned());
+        let end =
+            self.graph_client().shared.with(|shared| shared.ended.last_end(graph.0.generation).cloned());
         let text = match end {
-            Some(end) => format!("{doing}: graph {:?} ({:#x}) was {}", end.name, graph.0, end.how),
-            None => format!(
-                "{doing}: {:#x} is no graph of this device's backends: end_capture makes them",
-                graph.0
-            ),
+            Some(end) => format!("{doing}: graph {:?} ({graph}) was {}", end.name, end.how),
+            None => format!("{doing}: {graph} is no graph of this device's backends: end_capture makes them"),
         };
         BadArgument::new(text).into()
     }

@@ -27,7 +27,7 @@ use crate::graph::captures::{Capture, Reach, Wait, WaitFlaw};
 use crate::graph::pins::{Pin, Pins};
 use crate::graph::refusal::{Capturing, PinnedByGraph, StreamInUse};
 use crate::graph::shared::{BorrowedCopy, GraphClient, SharedState};
-use crate::raw_handles::DevicePtr;
+use crate::raw_handles::{DevicePtr, EventHandle, StreamHandle};
 use crate::stream::is_legacy;
 
 /// Keeps anything new from being pinned while memory is removed from the ledger. Holds nothing where nothing could be.
@@ -50,7 +50,7 @@ pub(crate) enum Uses<'a> {
 #[must_use = "what a capture uses is pinned only as long as this is held"]
 pub(crate) struct Submission<'a> {
     backend: &'a MetraleCudaBackend,
-    stream: u64,
+    stream: StreamHandle,
     doing: &'static str,
     uses: Uses<'a>,
     /// The number under which its memory is pinned until the driver has answered.
@@ -121,7 +121,11 @@ impl MetraleCudaBackend {
 
     /// Refuses work on the legacy stream by a thread that captures: it would run at once and be missing from the graph.
     #[inline]
-    pub(crate) fn not_beside_capture(&self, stream: u64, doing: &'static str) -> Result<(), Capturing> {
+    pub(crate) fn not_beside_capture(
+        &self,
+        stream: StreamHandle,
+        doing: &'static str,
+    ) -> Result<(), Capturing> {
         if !is_legacy(stream) {
             return Ok(());
         }
@@ -138,7 +142,7 @@ impl MetraleCudaBackend {
     #[inline]
     pub(crate) fn submission<'a>(
         &'a self,
-        stream: u64,
+        stream: StreamHandle,
         doing: &'static str,
         uses: Uses<'a>,
     ) -> Result<Submission<'a>, BadArgument> {
@@ -152,7 +156,7 @@ impl MetraleCudaBackend {
     #[cold]
     fn pin_before(
         &self,
-        stream: u64,
+        stream: StreamHandle,
         doing: &'static str,
         uses: Uses<'_>,
     ) -> Result<Option<u64>, BadArgument> {
@@ -237,7 +241,7 @@ impl MetraleCudaBackend {
     /// Begins a copy whose host memory is borrowed for the call: no capture begins on its stream meanwhile. Refused where one has.
     pub(crate) fn borrow_on(
         &self,
-        stream: u64,
+        stream: StreamHandle,
         doing: &'static str,
         advice: &'static str,
     ) -> Result<BorrowedCopy<'_>, Capturing> {
@@ -245,7 +249,7 @@ impl MetraleCudaBackend {
     }
 
     /// Whether a stream takes part in a capture of this driver's backends.
-    pub(crate) fn captures(&self, stream: u64) -> bool {
+    pub(crate) fn captures(&self, stream: StreamHandle) -> bool {
         self.graph_client().within(Reach::Stream(stream), |_| ()).is_some()
     }
 
@@ -255,14 +259,14 @@ impl MetraleCudaBackend {
     }
 
     /// An event was recorded on a stream.
-    pub(crate) fn event_recorded(&self, event: u64, stream: u64) {
+    pub(crate) fn event_recorded(&self, event: EventHandle, stream: StreamHandle) {
         if self.graph_client().shared.is_capturing() {
             self.graph_client().shared.with(|state| state.captures.recorded(event, stream));
         }
     }
 
     /// An event was made, whatever had its handle before.
-    pub(crate) fn event_made(&self, event: u64) {
+    pub(crate) fn event_made(&self, event: EventHandle) {
         if self.graph_client().shared.is_capturing() {
             self.graph_client().shared.with(|state| state.captures.forget_event(event));
         }
@@ -270,7 +274,12 @@ impl MetraleCudaBackend {
 
     /// Refuses a wait that would break a capture; tells whether one is concerned. The stream then counts as part of it until the
     /// answer is [noted](Self::waited), and a copy on it that borrows host memory has the wait refused.
-    pub(crate) fn may_wait(&self, stream: u64, event: u64, doing: &'static str) -> Result<Wait> {
+    pub(crate) fn may_wait(
+        &self,
+        stream: StreamHandle,
+        event: EventHandle,
+        doing: &'static str,
+    ) -> Result<Wait> {
         if !self.graph_client().shared.is_capturing() {
             return Ok(Wait::Plain);
         }
@@ -281,7 +290,7 @@ impl MetraleCudaBackend {
                     return Err(StreamInUse { doing, stream }.into());
                 }
                 Ok(Wait::Captured) => {
-                    state.joining = state.captures.capture_of_event(event).map(|id| (stream, id));
+                    state.joining = state.captures.capture_of_event(event).map(|id| (stream.raw(), id));
                     return Ok(Wait::Captured);
                 }
                 Err(flaw) => flaw,
@@ -310,8 +319,8 @@ impl MetraleCudaBackend {
     /// Notes a wait that the driver has taken, or refused.
     pub(crate) fn waited(
         &self,
-        stream: u64,
-        event: u64,
+        stream: StreamHandle,
+        event: EventHandle,
         wait: Wait,
         doing: &'static str,
         answer: Result<(), DriverError>,
@@ -338,7 +347,7 @@ impl MetraleCudaBackend {
     /// in one.
     pub(crate) fn uncaptured<T>(
         &self,
-        stream: u64,
+        stream: StreamHandle,
         doing: &'static str,
         act: impl FnOnce() -> T,
     ) -> Result<T, Capturing> {

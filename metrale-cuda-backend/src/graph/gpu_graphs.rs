@@ -26,11 +26,11 @@ use crate::graph::update::GraphUpdate;
 use crate::handles::is_the_drivers;
 use crate::memory::Cost;
 use crate::parts::MAKES_GRAPHS;
-use crate::raw_handles::{DevicePtr, GraphHandle};
+use crate::raw_handles::{DevicePtr, GraphHandle, StreamHandle};
 
 impl GpuGraphs for MetraleCudaBackend {
     #[track_caller]
-    fn begin_capture(&self, stream: u64) -> Result<()> {
+    fn begin_capture(&self, stream: StreamHandle) -> Result<()> {
         const WHAT: &str = "beginning a capture";
         let site = Location::caller();
         if !MAKES_GRAPHS {
@@ -71,7 +71,7 @@ impl GpuGraphs for MetraleCudaBackend {
             Ok(id)
         })?;
         // SAFETY: no memory is passed; the stream is held.
-        unsafe { ask!(self.driver(), cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED)) }
+        unsafe { ask!(self.driver(), cuStreamBeginCapture_v2(stream.raw(), CU_STREAM_CAPTURE_MODE_RELAXED)) }
             .map_err(|error| {
                 self.forget_capture(id);
                 let hint = match error.status {
@@ -89,21 +89,23 @@ impl GpuGraphs for MetraleCudaBackend {
             })
     }
 
-    fn end_capture(&self, stream: u64) -> Result<GraphHandle> {
+    fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
         self.finish_capture(stream, None)
     }
 
-    fn end_capture_named(&self, stream: u64, name: &str) -> Result<GraphHandle> {
+    fn end_capture_named(&self, stream: StreamHandle, name: &str) -> Result<GraphHandle> {
         self.finish_capture(stream, Some(name))
     }
 
-    fn abort_capture_if_active(&self, stream: u64) -> Result<bool> {
+    fn abort_capture_if_active(&self, stream: StreamHandle) -> Result<bool> {
         const WHAT: &str = "giving up a capture";
         // One that was begun here is ended where it was begun, whichever of its streams is given.
-        let known = self
-            .graph_client()
-            .shared
-            .with(|state| state.captures.on_stream(stream).map(|capture| capture.origin));
+        // A stale handle is refused, though a stream that has its number now may capture.
+        let found = self.look_up_stream(stream, WHAT);
+        let known = self.graph_client().shared.with(|state| {
+            let capture = state.captures.on_stream(stream)?;
+            (found.is_ok() || capture.has(stream)).then_some(capture.origin)
+        });
         let _current = match self.enter() {
             Ok(current) => current,
             // The context is gone, and its captures with it.
@@ -130,7 +132,7 @@ impl GpuGraphs for MetraleCudaBackend {
         }
         let mut template = 0;
         // SAFETY: the result pointer is a local; the stream is held.
-        match unsafe { ask!(self.driver(), cuStreamEndCapture(stream, &mut template)) } {
+        match unsafe { ask!(self.driver(), cuStreamEndCapture(stream.raw(), &mut template)) } {
             Ok(()) => {
                 self.destroy_template(template);
                 Ok(true)
@@ -145,7 +147,7 @@ impl GpuGraphs for MetraleCudaBackend {
         }
     }
 
-    fn stream_is_capturing(&self, stream: u64) -> bool {
+    fn stream_is_capturing(&self, stream: StreamHandle) -> bool {
         if SCALE {
             return false;
         }
@@ -153,16 +155,21 @@ impl GpuGraphs for MetraleCudaBackend {
         match self.enter() {
             // SAFETY: the stream is held.
             Ok(_current) => unsafe {
-                stream_capture_status(self.driver(), stream) != Ok(CU_STREAM_CAPTURE_STATUS_NONE)
+                stream_capture_status(self.driver(), stream.raw()) != Ok(CU_STREAM_CAPTURE_STATUS_NONE)
             },
             Err(_) => true,
         }
     }
 
-    fn pin_in_capture(&self, stream: u64, ptr: DevicePtr) -> Result<()> {
+    fn pin_in_capture(&self, stream: StreamHandle, ptr: DevicePtr) -> Result<()> {
         const WHAT: &str = "pinning memory in a capture";
+        let found = self.look_up_stream(stream, WHAT);
         self.graph_client().shared.with(|state| {
-            let Some(id) = state.captures.on_stream(stream).map(|capture| capture.id) else {
+            // As above.
+            let capture =
+                state.captures.on_stream(stream).filter(|capture| found.is_ok() || capture.has(stream));
+            let Some(id) = capture.map(|capture| capture.id) else {
+                found?;
                 return Err(NotCapturing { doing: WHAT, stream, part_of: None }.into());
             };
             if let Some(allocation) = self.pinnable(ptr, WHAT)? {
@@ -172,7 +179,7 @@ impl GpuGraphs for MetraleCudaBackend {
         })
     }
 
-    fn launch_graph(&self, graph: GraphHandle, stream: u64) -> Result<()> {
+    fn launch_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<()> {
         let _bound = self.bound_for(stream, LAUNCHING)?;
         let _held = self.hold_stream(stream, LAUNCHING)?;
         if self.graph_client().shared.is_capturing() {
@@ -186,7 +193,7 @@ impl GpuGraphs for MetraleCudaBackend {
         run_metrics::process().trace().record(|| Launch::new(LaunchKind::Graph, Arc::clone(&entry.name)));
         // Not `ask!`: the check after a refusal latches a fault with what is known of it.
         // SAFETY: no memory is passed; the graph is alive and no other thread uses it while it is locked; the stream is held.
-        let launch = || unsafe { self.driver().cuGraphLaunch(graph.0, stream) };
+        let launch = || unsafe { self.driver().cuGraphLaunch(graph.raw(), stream.raw()) };
         let mut status = launch();
         if status != CUDA_SUCCESS
             && let refusal = (DriverError { function: DriverFn::cuGraphLaunch, status })
@@ -207,7 +214,7 @@ impl GpuGraphs for MetraleCudaBackend {
         Ok(())
     }
 
-    fn update_graph(&self, graph: GraphHandle, stream: u64) -> Result<GraphUpdate> {
+    fn update_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<GraphUpdate> {
         const WHAT: &str = "updating a graph";
         let _bound = self.bound(WHAT)?;
         if !self.driver().provides(DriverFn::cuGraphExecUpdate_v2) {
@@ -230,7 +237,8 @@ impl GpuGraphs for MetraleCudaBackend {
         }
         let mut info = CUgraphExecUpdateResultInfo::default();
         // SAFETY: the result pointer is a local; the graph is alive and no other thread uses it while it is locked.
-        match unsafe { ask!(self.driver(), cuGraphExecUpdate_v2(graph.0, recorded.template, &mut info)) } {
+        match unsafe { ask!(self.driver(), cuGraphExecUpdate_v2(graph.raw(), recorded.template, &mut info)) }
+        {
             Ok(()) => {
                 let before = std::mem::replace(&mut state.id, recorded.id);
                 (state.nodes, state.captured_at) = (nodes_now, recorded.captured_at);
@@ -263,7 +271,7 @@ impl GpuGraphs for MetraleCudaBackend {
         let entry = entry.ok_or_else(|| self.no_graph(graph, WHAT))?;
         self.destroy_removed(&entry, current.is_some()).map_err(|error| {
             let doing = format!("destroying graph {:?}", entry.name);
-            client.shared.with(|shared| shared.graphs.insert(graph.0, entry));
+            client.shared.with(|shared| shared.graphs.insert(graph, entry));
             failed(error, doing, Some("it stays, and so does what it pins".to_owned()))
         })?;
         self.free_deferred();

@@ -6,7 +6,7 @@ use std::fmt;
 use crate::error::Result;
 use crate::gpu::GpuBackend;
 use crate::graph::update::GraphUpdate;
-use crate::raw_handles::{DevicePtr, GraphHandle};
+use crate::raw_handles::{DevicePtr, GraphHandle, StreamHandle};
 
 /// A capture in flight, given up when it is dropped before its end, be it by an early return or a panic. A stream left
 /// capturing would answer every later call with an error.
@@ -36,7 +36,7 @@ use crate::raw_handles::{DevicePtr, GraphHandle};
 #[must_use = "a guard that is dropped gives the capture up"]
 pub struct CaptureGuard<'backend> {
     backend: &'backend dyn GpuBackend,
-    stream: u64,
+    stream: StreamHandle,
     open: bool,
 }
 
@@ -46,7 +46,7 @@ impl dyn GpuBackend + '_ {
     /// # Errors
     /// As [`GpuGraphs::begin_capture`](crate::GpuGraphs::begin_capture).
     #[track_caller]
-    pub fn capture(&self, stream: u64) -> Result<CaptureGuard<'_>> {
+    pub fn capture(&self, stream: StreamHandle) -> Result<CaptureGuard<'_>> {
         CaptureGuard::begin(self, stream)
     }
 }
@@ -57,14 +57,14 @@ impl<'backend> CaptureGuard<'backend> {
     /// # Errors
     /// As [`GpuGraphs::begin_capture`](crate::GpuGraphs::begin_capture).
     #[track_caller]
-    pub fn begin(backend: &'backend dyn GpuBackend, stream: u64) -> Result<Self> {
+    pub fn begin(backend: &'backend dyn GpuBackend, stream: StreamHandle) -> Result<Self> {
         backend.begin_capture(stream)?;
         Ok(Self { backend, stream, open: true })
     }
 
     /// The capturing stream.
     #[must_use]
-    pub const fn stream(&self) -> u64 {
+    pub const fn stream(&self) -> StreamHandle {
         self.stream
     }
 

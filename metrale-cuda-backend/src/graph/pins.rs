@@ -166,7 +166,12 @@ impl Pins {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::raw_handles::HandleId;
     use metrale_ledger::{Ledger, Whois};
+
+    fn graph(raw: u64) -> GraphHandle {
+        GraphHandle(HandleId { raw, generation: raw })
+    }
 
     /// An allocation as the ledger gives it.
     fn allocation(addr: u64, kind: AllocKind) -> LiveAllocation {
@@ -187,12 +192,12 @@ mod tests {
                 pins.add(id, allocation(0x200, AllocKind::Device));
             }
         }
-        pins.name(2, GraphHandle(0x9), "decode".into());
+        pins.name(2, graph(0x9), "decode".into());
         let pin = Pin::of(AllocKind::Managed, 0x200);
         let (owner, holders) = pins.holders(pin).unwrap();
         assert_eq!((owner.addr, holders.len()), (0x200, 2));
         assert_eq!(pins.len(), 1);
-        assert_eq!((holders[0].graph, holders[1].graph), (None, Some(GraphHandle(0x9))));
+        assert_eq!((holders[0].graph, holders[1].graph), (None, Some(graph(0x9))));
         assert!(holders[0].to_string().contains("has not ended"));
         assert!(holders[1].to_string().starts_with("graph \"decode\", captured at "));
         pins.release(1);
@@ -216,7 +221,7 @@ mod tests {
         let mut pins = Pins::default();
         pins.add(7, allocation(0x200, AllocKind::Device));
         pins.add_opaque(7);
-        pins.name(7, GraphHandle(1), "none".into());
+        pins.name(7, graph(1), "none".into());
         assert!(pins.of(7).is_none() && pins.len() == 0);
     }
 }

@@ -10,6 +10,7 @@ use metrale_ledger::{LiveAllocation, file_line};
 
 use crate::error::{Cause, ErrorKind, Remedy, causes};
 use crate::graph::pins::PinHolder;
+use crate::raw_handles::StreamHandle;
 
 /// A call that a capture in flight forbids. The driver was not asked, and the capture goes on as if nothing had been.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,7 +24,7 @@ pub struct Capturing {
     /// What was to be done.
     pub doing: &'static str,
     /// The stream that the capture was begun on.
-    pub stream: u64,
+    pub stream: StreamHandle,
     /// The line that began it.
     pub begun_at: &'static Location<'static>,
     /// Why not, or what to do instead.
@@ -42,7 +43,7 @@ pub struct StreamInUse {
     /// What was to be done.
     pub doing: &'static str,
     /// The stream.
-    pub stream: u64,
+    pub stream: StreamHandle,
 }
 
 /// A capture was to be ended on a stream where none was begun. The driver was not asked.
@@ -53,12 +54,12 @@ pub struct NotCapturing {
     /// What was to be done.
     pub doing: &'static str,
     /// The stream that was given.
-    pub stream: u64,
+    pub stream: StreamHandle,
     /// Where the stream only takes part in a capture: the stream that one was begun on, and the line.
-    pub part_of: Option<(u64, &'static Location<'static>)>,
+    pub part_of: Option<(StreamHandle, &'static Location<'static>)>,
 }
 
-fn takes_part(part_of: Option<(u64, &'static Location<'static>)>) -> String {
+fn takes_part(part_of: Option<(StreamHandle, &'static Location<'static>)>) -> String {
     match part_of {
         Some((origin, site)) => {
             format!(
@@ -131,7 +132,7 @@ pub struct GraphFault {
     /// The graph's name.
     pub name: Arc<str>,
     /// The stream it was launched on.
-    pub stream: u64,
+    pub stream: StreamHandle,
     /// What the wait answered.
     pub driver: DriverError,
 }

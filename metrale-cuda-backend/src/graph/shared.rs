@@ -20,7 +20,7 @@ use crate::graph::captures::{Capture, Captures, Reach};
 use crate::graph::pins::Pins;
 use crate::handle_tombstones::HandleTombstones;
 use crate::memory::FollowedRanges;
-use crate::raw_handles::GraphHandle;
+use crate::raw_handles::{GraphHandle, HandleId, StreamHandle};
 
 /// A graph that can be launched.
 #[derive(Debug)]
@@ -63,14 +63,16 @@ pub(crate) struct SharedState {
     pub(crate) captures: Captures,
     pub(crate) pins: Pins,
     /// Live graphs by handle.
-    pub(crate) graphs: FxHashMap<u64, Arc<Graph>>,
-    /// How destroyed graphs ended, by handle.
+    pub(crate) graphs: FxHashMap<GraphHandle, Arc<Graph>>,
+    /// How destroyed graphs ended, by generation.
     pub(crate) ended: HandleTombstones<GraphEnd>,
-    /// Copies under way whose host memory is borrowed for the call only, by their stream. No capture begins on one: a copy that
+    /// Copies under way whose host memory is borrowed for the call only, by the number of their stream. No capture begins on one: a copy that
     /// was recorded would use that memory at each replay.
     borrowed: FxHashMap<u64, usize>,
-    /// The stream that the driver is being asked to make part of a capture, and that capture's number.
+    /// The number of the stream that the driver is being asked to make part of a capture, and that capture's number.
     pub(crate) joining: Option<(u64, u64)>,
+    /// The own stream of each device, which its backends share as long as one of them lives.
+    own_streams: Vec<(Weak<CudaHost>, StreamHandle)>,
     /// The ledgers of all backends, by the number of each: a copy or fill may use the memory of any.
     pub(crate) ledgers: Vec<(u64, LedgerProbe)>,
     /// The last number given to a backend or a capture.
@@ -92,37 +94,51 @@ impl SharedState {
         format!("graph-{}", self.unnamed).into()
     }
 
+    /// The handle of a host's own stream: one for all backends of the host.
+    fn own_stream(&mut self, host: &Arc<CudaHost>) -> StreamHandle {
+        self.own_streams.retain(|(host, _)| host.strong_count() > 0);
+        let known = self.own_streams.iter().find(|(known, _)| known.as_ptr() == Arc::as_ptr(host));
+        if let Some((_, stream)) = known {
+            return *stream;
+        }
+        let stream = StreamHandle(HandleId::new(host.raw_stream()));
+        self.own_streams.push((Arc::downgrade(host), stream));
+        stream
+    }
+
     /// The capture that a stream takes part in, or is about to.
-    pub(crate) fn capture_of(&self, stream: u64) -> Option<&Capture> {
+    pub(crate) fn capture_of(&self, stream: StreamHandle) -> Option<&Capture> {
         let joining = || {
-            let (_, id) = self.joining.filter(|&(joins, _)| joins == stream)?;
+            let (_, id) = self.joining.filter(|&(joins, _)| joins == stream.raw())?;
             self.captures.get(id)
         };
         self.captures.on_stream(stream).or_else(joining)
     }
 
     /// Whether a copy under way borrows host memory on a stream.
-    pub(crate) fn is_borrowed_on(&self, stream: u64) -> bool {
-        self.borrowed.contains_key(&stream)
+    pub(crate) fn is_borrowed_on(&self, stream: StreamHandle) -> bool {
+        self.borrowed.contains_key(&stream.raw())
     }
 
     /// A live graph of a device.
     pub(crate) fn graph(&self, handle: GraphHandle, device: usize) -> Option<&Arc<Graph>> {
-        self.graphs.get(&handle.0).filter(|graph| graph.device == device)
+        self.graphs.get(&handle).filter(|graph| graph.device == device)
     }
 
-    /// Inserts a graph that the driver has just made. Returns the graph that had its handle before: a call outside this
+    /// Inserts a graph that the driver has just made. Returns the graph that had its number before: a call outside this
     /// crate has destroyed that.
     pub(crate) fn insert_graph(&mut self, graph: Graph) -> Option<Arc<Graph>> {
-        let stale = self.remove_graph(graph.handle, "destroyed outside this backend");
-        self.graphs.insert(graph.handle.0, Arc::new(graph));
+        let handle = graph.handle;
+        let stale = self.graphs.keys().find(|other| other.raw() == handle.raw()).copied();
+        let stale = stale.and_then(|stale| self.remove_graph(stale, "destroyed outside this backend"));
+        self.graphs.insert(handle, Arc::new(graph));
         stale
     }
 
     /// Removes a graph from the table, and remembers from then on how it ended.
     pub(crate) fn remove_graph(&mut self, handle: GraphHandle, how: &'static str) -> Option<Arc<Graph>> {
-        let graph = self.graphs.remove(&handle.0)?;
-        self.ended.add(handle.0, GraphEnd { name: Arc::clone(&graph.name), how });
+        let graph = self.graphs.remove(&handle)?;
+        self.ended.add(handle.0.generation, GraphEnd { name: Arc::clone(&graph.name), how });
         Some(graph)
     }
 }
@@ -155,15 +171,15 @@ impl SharedGraphs {
     /// Keeps captures off a stream while a copy borrows host memory on it; the answer of `refuse` where one is there already.
     pub(crate) fn borrow_on<T>(
         &self,
-        stream: u64,
+        stream: StreamHandle,
         refuse: impl FnOnce(&Capture) -> T,
     ) -> Result<BorrowedCopy<'_>, T> {
         let mut state = self.state.lock();
         if let Some(capture) = state.capture_of(stream) {
             return Err(refuse(capture));
         }
-        *state.borrowed.entry(stream).or_default() += 1;
-        Ok(BorrowedCopy { shared: self, stream })
+        *state.borrowed.entry(stream.raw()).or_default() += 1;
+        Ok(BorrowedCopy { shared: self, stream: stream.raw() })
     }
 
     /// Keeps other records of events, and waits for events, from being made.
@@ -223,11 +239,13 @@ pub(crate) struct GraphClient {
     pub(crate) owner: u64,
     /// The backend's device.
     pub(crate) device: usize,
+    /// That device's own stream.
+    pub(crate) own_stream: StreamHandle,
 }
 
 impl GraphClient {
     /// Access for a new backend on a host. The first backend of a driver makes what they share.
-    pub(crate) fn new(host: &CudaHost, ledger: LedgerProbe) -> Self {
+    pub(crate) fn new(host: &Arc<CudaHost>, ledger: LedgerProbe) -> Self {
         let driver = host.driver_arc();
         let mut all = SHARED_GRAPHS.lock();
         all.retain(|(driver, shared)| driver.strong_count() > 0 && shared.strong_count() > 0);
@@ -238,12 +256,12 @@ impl GraphClient {
             all.push((Arc::downgrade(&driver), Arc::downgrade(&shared)));
             shared
         });
-        let owner = shared.with(|state| {
+        let (owner, own_stream) = shared.with(|state| {
             let owner = state.next_id();
             state.ledgers.push((owner, ledger));
-            owner
+            (owner, state.own_stream(host))
         });
-        Self { shared, owner, device: host.ordinal() }
+        Self { shared, owner, device: host.ordinal(), own_stream }
     }
 
     /// A capture within reach, put into words by `show`.
@@ -266,5 +284,47 @@ impl Drop for GraphClient {
     fn drop(&mut self) {
         let owner = self.owner;
         self.shared.with(|state| state.ledgers.retain(|(other, _)| *other != owner));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A graph of device 0, with a number that the driver gave before.
+    fn graph(name: &str) -> Graph {
+        let state = GraphState {
+            alive: true,
+            id: 1,
+            captured_at: Location::caller(),
+            nodes: 1,
+            bytes_measured: None,
+        };
+        Graph {
+            handle: GraphHandle(HandleId::new(0x90)),
+            name: name.into(),
+            owner: 1,
+            device: 0,
+            host: Weak::new(),
+            state: Mutex::new(state),
+        }
+    }
+
+    #[test]
+    fn a_graph_whose_number_came_again_is_neither_found_nor_removed_by_the_old_handle() {
+        let mut state = SharedState::default();
+        let (first, second, third) = (graph("first"), graph("second"), graph("third"));
+        let [old, between, new] = [&first, &second, &third].map(|graph| graph.handle);
+        assert!(state.insert_graph(first).is_none());
+        assert!(state.remove_graph(old, "destroyed before").is_some());
+        assert!(state.insert_graph(second).is_none());
+        let stale = state.insert_graph(third).expect("the second has the number still");
+        assert_eq!(&*stale.name, "second");
+        for (handle, name) in [(old, "first"), (between, "second")] {
+            assert!(state.graph(handle, 0).is_none());
+            assert!(state.remove_graph(handle, "destroyed before").is_none());
+            assert_eq!(state.ended.last_end(handle.0.generation).map(|end| &*end.name), Some(name));
+        }
+        assert_eq!(state.graph(new, 0).map(|graph| &*graph.name), Some("third"));
     }
 }

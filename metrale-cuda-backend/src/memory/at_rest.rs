@@ -25,6 +25,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
 use crate::error::{Remedy, Result, remedy_of_status};
 use crate::graph::is_of_captures;
+use crate::raw_handles::StreamHandle;
 use crate::stream::{LEGACY_STREAM, is_legacy};
 
 /// The first pause between two tries, and the longest.
@@ -41,9 +42,9 @@ impl MetraleCudaBackend {
     ///
     /// # Safety
     /// The stream stays alive over the call.
-    pub(crate) unsafe fn wait_until_at_rest(&self, stream: u64, readable: u64) -> Result<()> {
+    pub(crate) unsafe fn wait_until_at_rest(&self, stream: StreamHandle, readable: u64) -> Result<()> {
         // SAFETY: no memory is passed; the caller's promise for the stream.
-        let wait = || unsafe { ask!(self.driver(), cuStreamSynchronize(stream)) };
+        let wait = || unsafe { ask!(self.driver(), cuStreamSynchronize(stream.raw())) };
         let Err(refused) = wait() else { return Ok(()) };
         // SAFETY: the caller's promise.
         if !is_over(refused) && !unsafe { self.captures_elsewhere(stream) } {
@@ -78,15 +79,15 @@ impl MetraleCudaBackend {
     /// # Safety
     /// The stream stays alive over the call.
     #[cold]
-    unsafe fn drain(&self, stream: u64, readable: u64) -> Result<(), DriverError> {
+    unsafe fn drain(&self, stream: StreamHandle, readable: u64) -> Result<(), DriverError> {
         if !is_legacy(stream) {
             let mut event: CUevent = 0;
             // SAFETY: the result pointer is a local.
             unsafe { ask!(self.driver(), cuEventCreate(&mut event, CU_EVENT_DISABLE_TIMING)) }?;
             // SAFETY: no memory is passed; the event was just made, and the caller's promise for the stream.
-            let ordered = unsafe { ask!(self.driver(), cuEventRecord(event, stream)) }.and_then(|()| {
+            let ordered = unsafe { ask!(self.driver(), cuEventRecord(event, stream.raw())) }.and_then(|()| {
                 // SAFETY: no memory is passed; the event was just made, and the legacy stream is always there.
-                unsafe { ask!(self.driver(), cuStreamWaitEvent(LEGACY_STREAM, event, 0)) }
+                unsafe { ask!(self.driver(), cuStreamWaitEvent(LEGACY_STREAM.raw(), event, 0)) }
             });
             // SAFETY: no memory is passed, and this is the last use of the event; the wait for it was taken by value.
             let destroyed = unsafe { ask!(self.driver(), cuEventDestroy_v2(event)) };
@@ -102,9 +103,9 @@ impl MetraleCudaBackend {
     ///
     /// # Safety
     /// The stream stays alive over the call.
-    unsafe fn captures_elsewhere(&self, stream: u64) -> bool {
+    unsafe fn captures_elsewhere(&self, stream: StreamHandle) -> bool {
         // SAFETY: the caller's promise.
-        let status = || unsafe { stream_capture_status(self.driver(), stream) };
+        let status = || unsafe { stream_capture_status(self.driver(), stream.raw()) };
         !SCALE && status().is_ok_and(|status| status != CU_STREAM_CAPTURE_STATUS_NONE)
     }
 }

@@ -14,7 +14,7 @@ use crate::memory::Followed;
 use crate::memory::end::End;
 use crate::memory::not_device::{FoundMemory, NotDeviceMemory};
 use crate::memory::transfer::Transfer;
-use crate::raw_handles::DevicePtr;
+use crate::raw_handles::{DevicePtr, StreamHandle};
 use crate::stream::LEGACY_STREAM;
 
 causes! { CopyOutOfBounds: OutOfBounds }
@@ -70,11 +70,12 @@ impl MetraleCudaBackend {
         copy: &Transfer,
         src: *const u8,
         dst: DevicePtr,
-        stream: u64,
+        stream: StreamHandle,
     ) -> Result<()> {
         let from = src.cast::<c_void>();
         // SAFETY: the caller's promise.
-        let call = || unsafe { ask!(self.driver(), cuMemcpyHtoDAsync_v2(dst.0, from, copy.bytes, stream)) };
+        let call =
+            || unsafe { ask!(self.driver(), cuMemcpyHtoDAsync_v2(dst.0, from, copy.bytes, stream.raw())) };
         // SAFETY: the caller's promise.
         unsafe { self.queue_transfer(copy, stream, Some(src.addr() as u64), None, call) }
     }
@@ -88,11 +89,12 @@ impl MetraleCudaBackend {
         copy: &Transfer,
         src: DevicePtr,
         dst: *mut u8,
-        stream: u64,
+        stream: StreamHandle,
     ) -> Result<()> {
         let to = dst.cast::<c_void>();
         // SAFETY: the caller's promise.
-        let call = || unsafe { ask!(self.driver(), cuMemcpyDtoHAsync_v2(to, src.0, copy.bytes, stream)) };
+        let call =
+            || unsafe { ask!(self.driver(), cuMemcpyDtoHAsync_v2(to, src.0, copy.bytes, stream.raw())) };
         // SAFETY: the caller's promise.
         unsafe { self.queue_transfer(copy, stream, Some(dst.addr() as u64), None, call) }
     }
@@ -159,14 +161,14 @@ impl MetraleCudaBackend {
     /// Waits for the backend's own stream, which does not synchronize with the driver's blocking calls.
     pub(crate) fn own_stream_done(&self) -> Result<()> {
         // SAFETY: takes the host's own stream, which is destroyed with the host.
-        unsafe { ask!(self.driver(), cuStreamSynchronize(self.stream())) }
+        unsafe { ask!(self.driver(), cuStreamSynchronize(self.own_stream().raw())) }
             .doing(|| "waiting for the backend's stream before a blocking operation".to_owned())
     }
 
     /// Waits until what a blocking call left on the legacy stream is done.
     pub(crate) fn legacy_stream_done(&self, doing: &'static str) -> Result<()> {
         // SAFETY: takes a handle, and the legacy stream is always there.
-        unsafe { ask!(self.driver(), cuStreamSynchronize(LEGACY_STREAM)) }
+        unsafe { ask!(self.driver(), cuStreamSynchronize(LEGACY_STREAM.raw())) }
             .doing(|| format!("{doing}, waiting for its end"))
     }
 

@@ -10,7 +10,7 @@ use crate::gpu::{GpuBackend, GpuCopies};
 use crate::memory::copy::count_blocking_d2h;
 use crate::memory::copy_2d::Copy2d;
 use crate::memory::transfer::Transfer;
-use crate::raw_handles::DevicePtr;
+use crate::raw_handles::{DevicePtr, StreamHandle};
 use crate::stream::count_sync;
 
 impl GpuCopies for MetraleCudaBackend {
@@ -49,7 +49,7 @@ impl GpuCopies for MetraleCudaBackend {
         })
     }
 
-    fn copy_h2d_async(&self, src: &[u8], dst: DevicePtr, stream: u64) -> Result<()> {
+    fn copy_h2d_async(&self, src: &[u8], dst: DevicePtr, stream: StreamHandle) -> Result<()> {
         const ADVICE: &str = "the graph would read the source at every replay, when it may be gone: use \
                               copy_h2d_async_retained and keep the source";
         if src.is_empty() {
@@ -80,7 +80,7 @@ impl GpuCopies for MetraleCudaBackend {
         src: *const u8,
         bytes: usize,
         dst: DevicePtr,
-        stream: u64,
+        stream: StreamHandle,
     ) -> Result<()> {
         if bytes == 0 {
             return Ok(());
@@ -92,7 +92,7 @@ impl GpuCopies for MetraleCudaBackend {
         unsafe { self.queue_h2d(&copy, src, dst, stream) }
     }
 
-    fn copy_d2h_on_stream(&self, src: DevicePtr, dst: &mut [u8], stream: u64) -> Result<()> {
+    fn copy_d2h_on_stream(&self, src: DevicePtr, dst: &mut [u8], stream: StreamHandle) -> Result<()> {
         const ADVICE: &str =
             "it waits for the stream; use copy_d2h_async_retained, and read after a launch of the graph";
         if dst.is_empty() {
@@ -119,7 +119,7 @@ impl GpuCopies for MetraleCudaBackend {
         src: DevicePtr,
         dst: *mut u8,
         bytes: usize,
-        stream: u64,
+        stream: StreamHandle,
     ) -> Result<()> {
         if bytes == 0 {
             return Ok(());
@@ -131,7 +131,13 @@ impl GpuCopies for MetraleCudaBackend {
         unsafe { self.queue_d2h(&copy, src, dst, stream) }
     }
 
-    fn copy_d2d_async(&self, src: DevicePtr, dst: DevicePtr, bytes: usize, stream: u64) -> Result<()> {
+    fn copy_d2d_async(
+        &self,
+        src: DevicePtr,
+        dst: DevicePtr,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
@@ -139,12 +145,12 @@ impl GpuCopies for MetraleCudaBackend {
         let _on_stream = self.on_stream(stream, copy.what, None)?;
         let _ends = self.ends(&copy)?;
         // SAFETY: neither end is host memory (`ends`), and what else is wrong with them the driver answers; the stream is held.
-        let call = || unsafe { ask!(self.driver(), cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes, stream)) };
+        let call = || unsafe { ask!(self.driver(), cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes, stream.raw())) };
         // SAFETY: the stream is held.
         unsafe { self.queue_transfer(&copy, stream, None, None, call) }
     }
 
-    unsafe fn copy_2d_async(&self, copy: &Copy2d, stream: u64) -> Result<()> {
+    unsafe fn copy_2d_async(&self, copy: &Copy2d, stream: StreamHandle) -> Result<()> {
         if copy.rows == 0 || copy.width_bytes == 0 {
             return Ok(());
         }
@@ -154,7 +160,7 @@ impl GpuCopies for MetraleCudaBackend {
         let raw = copy.raw();
         // SAFETY: the description is a local that the driver reads before it returns; of the host memory it speaks of, the
         // caller has promised that it is valid until the stream has passed the copy; the stream is held.
-        let call = || unsafe { ask!(self.driver(), cuMemcpy2DAsync_v2(&raw const raw, stream)) };
+        let call = || unsafe { ask!(self.driver(), cuMemcpy2DAsync_v2(&raw const raw, stream.raw())) };
         // SAFETY: the stream is held.
         unsafe { self.queue_transfer(&transfer, stream, copy.host(), None, call) }
     }
@@ -170,7 +176,7 @@ impl GpuCopies for MetraleCudaBackend {
         })
     }
 
-    fn memset_async(&self, dst: DevicePtr, value: u8, bytes: usize, stream: u64) -> Result<()> {
+    fn memset_async(&self, dst: DevicePtr, value: u8, bytes: usize, stream: StreamHandle) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
@@ -179,12 +185,12 @@ impl GpuCopies for MetraleCudaBackend {
         let _ends = self.ends(&fill)?;
         // SAFETY: the destination is no host memory (`ends`), and what else is wrong with it the driver answers; the stream
         // is held.
-        let call = || unsafe { ask!(self.driver(), cuMemsetD8Async(dst.0, value, bytes, stream)) };
+        let call = || unsafe { ask!(self.driver(), cuMemsetD8Async(dst.0, value, bytes, stream.raw())) };
         // SAFETY: the stream is held.
         unsafe { self.queue_transfer(&fill, stream, None, Some(LaunchArg::U32(value.into())), call) }
     }
 
-    fn memset_d32_async(&self, dst: DevicePtr, value: u32, words: usize, stream: u64) -> Result<()> {
+    fn memset_d32_async(&self, dst: DevicePtr, value: u32, words: usize, stream: StreamHandle) -> Result<()> {
         const WHAT: &str = "queueing a fill with words";
         if words == 0 {
             return Ok(());
@@ -206,7 +212,7 @@ impl GpuCopies for MetraleCudaBackend {
         let _ends = self.ends(&fill)?;
         // SAFETY: the destination is no host memory (`ends`), and what else is wrong with it the driver answers; the stream
         // is held.
-        let call = || unsafe { ask!(self.driver(), cuMemsetD32Async(dst.0, value, words, stream)) };
+        let call = || unsafe { ask!(self.driver(), cuMemsetD32Async(dst.0, value, words, stream.raw())) };
         // SAFETY: the stream is held.
         unsafe { self.queue_transfer(&fill, stream, None, Some(LaunchArg::U32(value)), call) }
     }
@@ -217,7 +223,7 @@ impl GpuCopies for MetraleCudaBackend {
         to: &dyn GpuBackend,
         dst: DevicePtr,
         bytes: usize,
-        stream: u64,
+        stream: StreamHandle,
     ) -> Result<()> {
         self.queue_peer_copy(src, self.peer(to)?, dst, bytes, stream)
     }

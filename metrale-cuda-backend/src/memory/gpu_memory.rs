@@ -12,7 +12,7 @@ use crate::gpu::{GpuMemory, OpHandle};
 use crate::memory::owned::may_later;
 use crate::memory::{Freed, OwnedMemory, PinnedPtr};
 use crate::op_cache::Scratch;
-use crate::raw_handles::DevicePtr;
+use crate::raw_handles::{DevicePtr, StreamHandle};
 
 impl GpuMemory for MetraleCudaBackend {
     #[track_caller]
@@ -82,7 +82,7 @@ impl GpuMemory for MetraleCudaBackend {
     }
 
     #[track_caller]
-    fn op_scratch(&self, op: &str, bytes: usize, stream: u64) -> Result<Scratch> {
+    fn op_scratch(&self, op: &str, bytes: usize, stream: StreamHandle) -> Result<Scratch> {
         self.scratch(op, bytes, stream, Location::caller())
     }
 

@@ -12,7 +12,7 @@ use crate::graph::{Capturing, Reach, Uses};
 use crate::memory::Followed;
 use crate::memory::end::End;
 use crate::memory::transfer::Transfer;
-use crate::raw_handles::DevicePtr;
+use crate::raw_handles::{DevicePtr, StreamHandle};
 use crate::stream::LEGACY_STREAM;
 
 /// What a copy in the order of a stream does, in errors and traces.
@@ -41,7 +41,7 @@ impl MetraleCudaBackend {
         to: &Self,
         dst: DevicePtr,
         bytes: usize,
-        stream: u64,
+        stream: StreamHandle,
     ) -> Result<()> {
         const ADVICE: &str =
             "a copy from one device to another is no node of a graph; copy before or after the replay";
@@ -121,7 +121,7 @@ impl MetraleCudaBackend {
         to: &Self,
         dst: DevicePtr,
         bytes: usize,
-        stream: u64,
+        stream: StreamHandle,
     ) -> Result<()> {
         Transfer::inside(QUEUEING, src, dst, bytes).trace(None);
         let submission =
@@ -130,12 +130,12 @@ impl MetraleCudaBackend {
         let answer = if self.ordinal() == to.ordinal() {
             // A copy that names contexts is no node of a graph, even where both are one.
             // SAFETY: neither end is host memory (`within`); the driver checks the addresses; the caller's promise for the stream.
-            let status = unsafe { self.driver().cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes, stream) };
+            let status = unsafe { self.driver().cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes, stream.raw()) };
             check(DriverFn::cuMemcpyDtoDAsync_v2, status)
         } else {
             // SAFETY: as above; the contexts are those of two hosts that are alive.
             let status = unsafe {
-                self.driver().cuMemcpyPeerAsync(dst.0, to_context, src.0, from_context, bytes, stream)
+                self.driver().cuMemcpyPeerAsync(dst.0, to_context, src.0, from_context, bytes, stream.raw())
             };
             check(DriverFn::cuMemcpyPeerAsync, status)
         };

@@ -12,7 +12,7 @@ use crate::graph::{BorrowedCopy, Uses};
 use crate::handles::HeldHandle;
 use crate::memory::Followed;
 use crate::memory::end::End;
-use crate::raw_handles::DevicePtr;
+use crate::raw_handles::{DevicePtr, StreamHandle};
 use crate::stream::LEGACY_STREAM;
 
 /// A copy or fill, by its ends in device memory.
@@ -43,7 +43,7 @@ impl MetraleCudaBackend {
     /// Prepares for work on a stream. With `borrowing`, advice for its refusal, no capture begins there meanwhile.
     pub(crate) fn on_stream(
         &self,
-        stream: u64,
+        stream: StreamHandle,
         what: &'static str,
         borrowing: Option<&'static str>,
     ) -> Result<OnStream<'_>> {
@@ -102,7 +102,7 @@ impl MetraleCudaBackend {
     pub(crate) unsafe fn queue_transfer(
         &self,
         transfer: &Transfer,
-        stream: u64,
+        stream: StreamHandle,
         host: Option<u64>,
         extra: Option<LaunchArg>,
         call: impl FnOnce() -> Result<(), DriverError>,
@@ -122,7 +122,7 @@ impl MetraleCudaBackend {
     /// # Safety
     /// The stream stays alive over the call.
     #[cold]
-    unsafe fn transfer_failed(&self, transfer: &Transfer, error: DriverError, stream: u64) -> Error {
+    unsafe fn transfer_failed(&self, transfer: &Transfer, error: DriverError, stream: StreamHandle) -> Error {
         let &Transfer { kind, what, src, dst, bytes } = transfer;
         if kind == LaunchKind::Memset
             && let Some(dst) = dst

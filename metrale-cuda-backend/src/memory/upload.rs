@@ -7,7 +7,7 @@ use core::mem;
 use crate::backend::MetraleCudaBackend;
 use crate::error::{BadArgument, Result};
 use crate::memory::PinnedPtr;
-use crate::raw_handles::DevicePtr;
+use crate::raw_handles::{DevicePtr, EventHandle, StreamHandle};
 
 /// Copies host memory of any kind, such as a mapped file, to the device as fast as pinned memory goes.
 ///
@@ -36,7 +36,7 @@ use crate::raw_handles::DevicePtr;
 /// ```
 pub struct Uploader<'backend> {
     backend: &'backend MetraleCudaBackend,
-    stream: u64,
+    stream: StreamHandle,
     /// The one being filled is `slots[0]`.
     slots: [StagingSlot; 2],
     queued_bytes: u64,
@@ -46,7 +46,7 @@ pub struct Uploader<'backend> {
 struct StagingSlot {
     buffer: PinnedPtr,
     /// Recorded after the last copy out of the buffer.
-    event: u64,
+    event: EventHandle,
     /// Bytes from the start that copies are reading or will read.
     used_bytes: usize,
     /// Recorded since the buffer was last known to be at rest.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::gpu::GpuBackend;
 use crate::owners::{SharedBackend, log_kept};
+use crate::raw_handles::EventHandle;
 
 /// A mark that [`Stream::record`](crate::Stream::record) puts behind the work of a stream, and that others wait for with
 /// [`Stream::wait`](crate::Stream::wait).
@@ -17,7 +18,7 @@ pub struct Event(Arc<OwnedEvent>);
 
 struct OwnedEvent {
     gpu: Arc<dyn GpuBackend>,
-    raw: u64,
+    raw: EventHandle,
 }
 
 impl Event {
@@ -43,9 +44,9 @@ impl Event {
         Ok(Self(Arc::new(OwnedEvent { gpu, raw })))
     }
 
-    /// The driver's handle, for raw calls. It is good as long as the event.
+    /// Its handle, for raw calls. It is good as long as the event.
     #[must_use]
-    pub fn raw(&self) -> u64 {
+    pub fn raw(&self) -> EventHandle {
         self.0.raw
     }
 

@@ -74,7 +74,7 @@ impl Capture {
         let gpu = Arc::clone(self.stream.gpu());
         let handle = gpu.end_capture_named(self.stream.raw(), name)?;
         self.is_open = false;
-        Ok(Graph { gpu, handle: Some(handle), name: name.into() })
+        Ok(Graph { gpu, handle, is_open: true, name: name.into() })
     }
 
     /// Gives the capture up, as dropping it does, and says how that went.
@@ -109,8 +109,9 @@ impl fmt::Debug for Capture {
 /// before is freed when the graph is. Dropped, the graph is destroyed; the driver completes launches that are queued.
 pub struct Graph {
     gpu: Arc<dyn GpuBackend>,
-    /// None once it was closed.
-    handle: Option<GraphHandle>,
+    handle: GraphHandle,
+    /// False once it was closed.
+    is_open: bool,
     name: Arc<str>,
 }
 
@@ -123,8 +124,8 @@ impl Graph {
 
     /// The driver's handle, for raw calls. It is good as long as the graph.
     #[must_use]
-    pub fn handle(&self) -> GraphHandle {
-        self.handle.unwrap_or(GraphHandle(0))
+    pub const fn handle(&self) -> GraphHandle {
+        self.handle
     }
 
     /// Launches the graph in the order of `stream`. Does not block. As [`GpuGraphs::launch_graph`](crate::GpuGraphs::launch_graph).
@@ -158,14 +159,15 @@ impl Graph {
     /// # Errors
     /// As [`GpuGraphs::destroy_graph`](crate::GpuGraphs::destroy_graph).
     pub fn close(mut self) -> Result<()> {
-        self.handle.take().map_or(Ok(()), |handle| self.gpu.destroy_graph(handle))
+        self.is_open = false;
+        self.gpu.destroy_graph(self.handle)
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        if let Some(handle) = self.handle.take()
-            && let Err(error) = self.gpu.destroy_graph(handle)
+        if self.is_open
+            && let Err(error) = self.gpu.destroy_graph(self.handle)
         {
             log_kept(format_args!("graph {:?}", self.name), &error);
         }

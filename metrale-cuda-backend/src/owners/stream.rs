@@ -12,6 +12,7 @@ use crate::owners::event::Event;
 use crate::owners::graph::Capture;
 use crate::owners::slice::{DeviceSlice, DeviceSliceMut, same_len};
 use crate::owners::{SharedBackend, log_kept};
+use crate::raw_handles::StreamHandle;
 
 /// A stream: work queued on it is done in its order. It does not synchronize with the legacy stream.
 ///
@@ -37,7 +38,7 @@ pub struct Stream(Arc<OwnedStream>);
 
 struct OwnedStream {
     gpu: Arc<dyn GpuBackend>,
-    raw: u64,
+    raw: StreamHandle,
     /// False for the backend's own stream, which goes with it.
     is_ours: bool,
 }
@@ -62,9 +63,9 @@ impl Stream {
         Self(Arc::new(OwnedStream { gpu, raw, is_ours: false }))
     }
 
-    /// The driver's handle, for raw calls. It is good as long as the stream.
+    /// Its handle, for raw calls. It is good as long as the stream.
     #[must_use]
-    pub fn raw(&self) -> u64 {
+    pub fn raw(&self) -> StreamHandle {
         self.0.raw
     }
 

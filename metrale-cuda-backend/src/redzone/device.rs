@@ -167,7 +167,7 @@ impl DeviceTable {
         // SAFETY: the caller keeps the updates until the stream has passed the copy; the device side holds a
         // portion.
         unsafe {
-            ask!(backend.driver(), cuMemcpyHtoDAsync_v2(self.updates(), source, updates.len(), stream))
+            ask!(backend.driver(), cuMemcpyHtoDAsync_v2(self.updates(), source, updates.len(), stream.raw()))
         }
         .doing(|| "telling the device of red zones".to_owned())?;
         let (mut table, mut updates, mut count_arg) = (self.base, self.updates(), self.count(count)?);
@@ -187,8 +187,9 @@ impl DeviceTable {
         let block = [BLOCK_THREADS, 1, 1];
         // SAFETY: the arguments are the kernels' parameters; the memory they name holds what they are told, and
         // every band of the table is live: one is taken out before its memory goes back.
-        let launched =
-            unsafe { self.registry.launch_on_stream(kernel, grid, block, 0, backend.stream(), params) };
+        let launched = unsafe {
+            self.registry.launch_on_stream(kernel, grid, block, 0, backend.own_stream().raw(), params)
+        };
         launched.map_err(|error| {
             if let Some(driver) = error.driver_error() {
                 // SAFETY: the stream is the host's own, which lives as long as it.
@@ -206,8 +207,9 @@ impl DeviceTable {
     fn read(&self, backend: &MetraleCudaBackend, from: u64, to: &mut [u8]) -> Result<()> {
         let target = to.as_mut_ptr().cast::<c_void>();
         // SAFETY: the destination is a slice of that many bytes, and stays borrowed over the wait below.
-        let queued =
-            unsafe { ask!(backend.driver(), cuMemcpyDtoHAsync_v2(target, from, to.len(), backend.stream())) };
+        let queued = unsafe {
+            ask!(backend.driver(), cuMemcpyDtoHAsync_v2(target, from, to.len(), backend.own_stream().raw()))
+        };
         let waited = self.wait(backend);
         queued.doing(|| "reading what a scan of red zones found".to_owned())?;
         waited
@@ -240,7 +242,7 @@ impl DeviceTable {
         (self.base, self.slots, self.counted) = (base, wanted, 0);
         // The slots too: one that no update has named yet must read as free.
         // SAFETY: no host memory is passed; the range is the allocation just made.
-        unsafe { ask!(backend.driver(), cuMemsetD8Async(base, 0, bytes, backend.stream())) }
+        unsafe { ask!(backend.driver(), cuMemsetD8Async(base, 0, bytes, backend.own_stream().raw())) }
             .doing(|| "clearing the table of red zones".to_owned())
     }
 

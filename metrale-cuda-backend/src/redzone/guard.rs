@@ -19,7 +19,7 @@ use super::{Side, Violation};
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
 use crate::error::{BadArgument, Error, LedgerConflict, Result};
-use crate::raw_handles::DevicePtr;
+use crate::raw_handles::{DevicePtr, StreamHandle};
 
 /// Bytes copied at a time, to lay a pattern or to read a band; a multiple of 256, after which a pattern repeats.
 const PIECE_BYTES: usize = 1 << 20;
@@ -202,14 +202,15 @@ impl MetraleCudaBackend {
     pub(crate) fn wait_for_known_work(&self) -> Result<()> {
         const DOING: &str = "waiting for a stream before red zones are looked at";
         self.legacy_stream_done("looking at red zones")?;
-        for stream in self.streams().live().into_iter().chain([self.stream()]) {
+        for stream in self.streams().live().into_iter().map(StreamHandle).chain([self.stream()]) {
             // One that another thread destroys meanwhile is left to its end: the driver lets its work finish, and a free
             // waits for that.
             let Ok(_held) = self.hold_stream(stream, DOING) else { continue };
             // SAFETY: the stream is held.
             if !unsafe { self.is_capturing_or_cannot_tell(stream) } {
                 // SAFETY: takes a handle, which is held.
-                unsafe { ask!(self.driver(), cuStreamSynchronize(stream)) }.doing(|| DOING.to_owned())?;
+                unsafe { ask!(self.driver(), cuStreamSynchronize(stream.raw())) }
+                    .doing(|| DOING.to_owned())?;
             }
         }
         Ok(())

@@ -120,7 +120,7 @@ impl MetraleCudaBackend {
     /// A scan runs on the backend's own stream, which may have been set to capture without this crate.
     fn refuse_foreign_capture(&self) -> Result<(), BadArgument> {
         // SAFETY: the stream is the host's own, which lives as long as it.
-        match unsafe { stream_capture_status(self.driver(), self.stream()) } {
+        match unsafe { stream_capture_status(self.driver(), self.own_stream().raw()) } {
             Ok(status) if status != CU_STREAM_CAPTURE_STATUS_NONE => Err(BadArgument::new(
                 "scanning red zones: the backend's own stream captures, begun outside this crate; end that capture first",
             )),

@@ -29,10 +29,11 @@ const SMALL_ALLOCATION_BYTES: u64 = 128 << 10;
 /// A tiled tensor map to be encoded. Dimensions count from the innermost.
 ///
 /// ```
-/// use metrale_cuda_backend::DevicePtr;
+/// # use metrale_cuda_backend::DevicePtr;
 /// use metrale_cuda_backend::tensormap::{ElementType, Swizzle, TensorMapSpec};
 ///
-/// let spec = TensorMapSpec::packed(ElementType::Bf16, DevicePtr(0x7f00_0000_0000), &[4096, 1024], &[64, 128])
+/// # let weights = DevicePtr::NULL.offset(0x7f00_0000_0000);
+/// let spec = TensorMapSpec::packed(ElementType::Bf16, weights, &[4096, 1024], &[64, 128])
 ///     .swizzle(Swizzle::Bytes128);
 /// assert_eq!(spec.strides_bytes, [8192]);
 /// spec.check()?;
@@ -140,10 +141,11 @@ impl TensorMapSpec {
     /// copy brings `box_rows` by `box_cols`. Not swizzled: set what the kernel expects with [`swizzle`](Self::swizzle).
     ///
     /// ```
-    /// use metrale_cuda_backend::DevicePtr;
+    /// # use metrale_cuda_backend::DevicePtr;
     /// use metrale_cuda_backend::tensormap::TensorMapSpec;
     ///
-    /// let spec = TensorMapSpec::tiled_2d_bf16(DevicePtr(0x7f00_0000_0000), 1024, 4096, 4096, 128, 64);
+    /// # let weights = DevicePtr::NULL.offset(0x7f00_0000_0000);
+    /// let spec = TensorMapSpec::tiled_2d_bf16(weights, 1024, 4096, 4096, 128, 64);
     /// assert_eq!((spec.dims.as_slice(), spec.strides_bytes.as_slice()), (&[4096, 1024][..], &[8192][..]));
     /// spec.check()?;
     /// # Ok::<(), metrale_cuda_backend::tensormap::TensorMapError>(())

@@ -8,7 +8,9 @@ pub mod hooked;
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use metrale_cuda_backend::{BackendConfig, DevicePtr, DriverApi, MetraleCudaBackend};
+use metrale_cuda_backend::{
+    BackendConfig, DevicePtr, DriverApi, EventHandle, GraphHandle, MetraleCudaBackend, StreamHandle,
+};
 use metrale_driver_sim::{Profile, SimDriver};
 use tracing::Dispatch;
 
@@ -143,4 +145,28 @@ pub fn register_kernels(driver: &SimDriver) {
         let address = launch.parameter::<u64>(0)?;
         launch.store(address, 1_u32)
     });
+}
+
+/// The address of a number.
+pub fn address(raw: u64) -> DevicePtr {
+    // SAFETY: given only to calls that look it up, and refuse it where it is no device memory.
+    unsafe { DevicePtr::from_raw(raw) }
+}
+
+/// A stream handle that no backend returned.
+pub fn forged_stream(raw: u64) -> StreamHandle {
+    // SAFETY: given only to calls that look it up, and refuse it where it is none of the driver's own.
+    unsafe { StreamHandle::from_raw(raw) }
+}
+
+/// An event handle that no backend returned.
+pub fn forged_event(raw: u64) -> EventHandle {
+    // SAFETY: as above.
+    unsafe { EventHandle::from_raw(raw) }
+}
+
+/// A graph handle that no backend returned.
+pub fn forged_graph(raw: u64) -> GraphHandle {
+    // SAFETY: as above.
+    unsafe { GraphHandle::from_raw(raw) }
 }
