@@ -4,40 +4,27 @@
 use core::fmt;
 use std::sync::Arc;
 
-use metrale_driver_sys::{
-    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUcontext, DriverApi,
-    DriverError, attribute, is_sticky,
-};
-use metrale_registry::{
-    CudaHost, CurrentContext, HostError, LookUp, LookUpObserver, MetraleRegistry, TeardownSink,
-    is_teardown_noop,
-};
-use metrale_telemetry::{KernelAudit, Lookup, ModuleLoad, Need, RunGuard, kernel_audit, run_metrics};
+use metrale_driver_sys::DriverApi;
+use metrale_registry::{CudaHost, MetraleRegistry};
+use metrale_telemetry::{KernelAudit, RunGuard};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::call::{Doing, ask};
-use crate::config::{BackendConfig, small_most};
-use crate::error::{BadArgument, Error, FeatureOff, Result};
-use crate::fault_latch::{FaultLatch, noted};
+use crate::config::BackendConfig;
+use crate::fault_latch::FaultLatch;
 use crate::graph::GraphClient;
-use crate::handles::{Handles, Kind, is_the_drivers};
+use crate::handles::Handles;
 use crate::kernel_table::Kernels;
 use crate::ledger_writer::LedgerWriter;
-use crate::memory::{
-    Cost, Costs, Deferred, MemInfo, MemInfoError, MemoryInfo, OwnedArenas, PinnedTable, Polling,
-    memory_info_of,
-};
+use crate::memory::{Costs, Deferred, OwnedArenas, PinnedTable, Polling};
 use crate::op_cache::OpCache;
-use crate::parts::{HAS_REDZONE, TIMES_SPANS};
 use crate::raw_handles::StreamHandle;
-use crate::redzone::{MAX_BAND_BYTES, Zones};
+use crate::redzone::Zones;
 use crate::signature::Signatures;
 use crate::span_table::Timing;
 
 /// The CUDA backend: one device's context, kernel modules, stream and ledger.
 ///
-/// Every method of [`GpuBackend`](crate::GpuBackend) is an inherent method too, so that nothing need be imported to call
-/// it; its documentation is at the trait.
+/// It dereferences to [`GpuBackend`](crate::GpuBackend), whose methods are called on it with nothing imported.
 ///
 /// Dropping the backend gives up its captures and destroys its graphs, frees what is still on its ledger, and pinned memory
 /// too, and destroys the streams and events that are left, with warnings that say whose they were; then the modules unload.
@@ -46,292 +33,35 @@ use crate::span_table::Timing;
 /// user of the device, which such an arena is too.
 pub struct MetraleCudaBackend {
     // In this order: `drop` destroys the graphs and frees the ledger's memory before any field is dropped.
-    graph_client: GraphClient,
+    pub(crate) graph_client: GraphClient,
     /// Shared with the arenas on it, which may outlive the backend.
-    ledger_writer: Arc<LedgerWriter>,
+    pub(crate) ledger_writer: Arc<LedgerWriter>,
     /// Before the host: its kernels unload into a context that is there.
-    zones: Zones,
-    costs: Costs,
-    polling: Polling,
-    pinned: Mutex<PinnedTable>,
-    owned_arenas: OwnedArenas,
-    deferred: Deferred,
-    streams: Handles,
-    events: Handles,
-    kernels: Kernels,
-    signatures: Signatures,
+    pub(crate) zones: Zones,
+    pub(crate) costs: Costs,
+    pub(crate) polling: Polling,
+    pub(crate) pinned: Mutex<PinnedTable>,
+    pub(crate) owned_arenas: OwnedArenas,
+    pub(crate) deferred: Deferred,
+    pub(crate) streams: Handles,
+    pub(crate) events: Handles,
+    pub(crate) kernels: Kernels,
+    pub(crate) signatures: Signatures,
     pub(crate) registry: Arc<MetraleRegistry>,
     pub(crate) host: Arc<CudaHost>,
-    op_cache: OpCache,
-    timing: Timing,
-    latch: Arc<FaultLatch>,
+    pub(crate) op_cache: OpCache,
+    pub(crate) timing: Timing,
+    pub(crate) latch: Arc<FaultLatch>,
     pub(crate) config: BackendConfig,
-    reads_pageable_memory: bool,
-    small_most: usize,
+    pub(crate) reads_pageable_memory: bool,
+    pub(crate) small_most: usize,
     /// Its look-ups alone, whatever other backends there are.
     pub(crate) audit: Arc<KernelAudit>,
     /// Its part in the process's run.
-    run: RunGuard<'static>,
-}
-
-/// Makes a [`MetraleCudaBackend`]; from [`MetraleCudaBackend::builder`].
-#[derive(Clone, Default)]
-#[must_use = "a builder does nothing until `build`"]
-pub struct BackendBuilder {
-    driver: Option<Arc<dyn DriverApi>>,
-    pub(crate) ordinal: usize,
-    pub(crate) modules: Vec<(&'static str, &'static [u8])>,
-    pub(crate) laid_out_for: Option<u32>,
-    pub(crate) config: Option<BackendConfig>,
-}
-
-impl BackendBuilder {
-    /// The driver to work on; the system's by default.
-    pub fn driver(self, driver: Arc<dyn DriverApi>) -> Self {
-        Self { driver: Some(driver), ..self }
-    }
-
-    /// The device, by its place among those the process sees; the first by default.
-    pub fn ordinal(self, ordinal: usize) -> Self {
-        Self { ordinal, ..self }
-    }
-
-    /// Kernel modules to load: a name, and PTX text, a cubin or a fatbin. Adds to those given before.
-    pub fn modules(mut self, modules: &[(&'static str, &'static [u8])]) -> Self {
-        self.modules.extend_from_slice(modules);
-        self
-    }
-
-    /// The number of multiprocessors that the build laid its grids out for. A device with another number is warned of: the
-    /// modules run there, perhaps slower.
-    pub fn laid_out_for(self, sm_count: u32) -> Self {
-        Self { laid_out_for: Some(sm_count), ..self }
-    }
-
-    /// The configuration; what the environment says is then not looked at.
-    pub fn config(self, config: BackendConfig) -> Self {
-        Self { config: Some(config), ..self }
-    }
-
-    /// Makes the backend: the device's context, current on this thread afterwards, and the modules in it.
-    ///
-    /// First of all it asks whether the device runs the modules ([`preflight`](Self::preflight)); what is only worth a
-    /// warning is logged. Begins a run in [`metrale_telemetry::run_metrics`], or takes part in that of the backends there are,
-    /// whose counts stay. Blocks while the driver makes the context and compiles the
-    /// modules. Allowed during a capture only where the device's context exists.
-    ///
-    /// # Errors
-    /// [`ConfigError`](crate::ConfigError) for an environment variable that does not parse;
-    /// [`MemInfoError`] for a [`meminfo_path`](BackendConfig::meminfo_path) that cannot be read;
-    /// [`FeatureOff`] for red zones without the feature `redzone`, and for spans around kernels without `timing`; [`BadArgument`] for bands above
-    /// [`MAX_BAND_BYTES`];
-    /// [`HostError`](crate::HostError) without a usable driver or device; [`PreflightError`](crate::PreflightError) for
-    /// modules that the device does not run; [`ContextLost`](crate::ContextLost) where a kernel of this process faulted on
-    /// the device before; [`RegistryError`](crate::RegistryError) for a
-    /// module that does not load. Nothing is left.
-    pub fn build(self) -> Result<MetraleCudaBackend> {
-        let config = match &self.config {
-            Some(config) => config.clone(),
-            None => BackendConfig::from_env()?,
-        };
-        if config.redzone.band_bytes > 0 && !HAS_REDZONE {
-            return Err(FeatureOff { feature: "redzone" }.into());
-        }
-        if config.time_kernels && !TIMES_SPANS {
-            return Err(FeatureOff { feature: "timing" }.into());
-        }
-        if config.redzone.band_bytes > MAX_BAND_BYTES {
-            return Err(BadArgument::new(format!(
-                "red zones of {} bytes: a band has {MAX_BAND_BYTES} bytes at most; set redzone.band_bytes to less, such as 1024",
-                config.redzone.band_bytes
-            ))
-            .into());
-        }
-        // Later on one that cannot be read is passed over, as the machine's own may be.
-        if let Some(path) = &config.meminfo_path
-            && let Err(error @ MemInfoError::Unreadable { .. }) = MemInfo::read(path)
-        {
-            return Err(Error::from(error).context("the configured meminfo_path"));
-        }
-        let driver = self.driver_or_system()?;
-        let ordinal = self.ordinal;
-        FaultLatch::at(&driver, ordinal).sound(|| format!("making a backend on device {ordinal}"))?;
-        let warnings = self.preflight_on(&*driver)?;
-        // Before the first look-up: the only backend of a process begins a run, and its audit lists its look-ups alone.
-        let run = run_metrics::join_run();
-        let host = CudaHost::acquire(driver, self.ordinal)?;
-        let latch = FaultLatch::of(&host);
-        host.set_teardown_sink_if_none(teardown_sink(Arc::clone(&latch)));
-        let costs = Costs::default();
-        let used = || {
-            memory_info_of(host.driver())
-                .map(|info| info.used_bytes())
-                .doing(|| "asking for the free memory".to_owned())
-        };
-        let baseline = used()?;
-        let registry = MetraleRegistry::load_into(Arc::clone(&host), &self.modules)?;
-        costs.set_baseline(baseline);
-        costs.note(Cost::Modules, used()? as i64 - baseline as i64);
-        for warning in warnings {
-            tracing::warn!("{warning}");
-        }
-        let audit = Arc::new(KernelAudit::new());
-        note_modules(&registry, &audit);
-        registry.observe_look_ups(look_up_observer(Arc::clone(&audit)));
-        let reads_pageable_memory = reads_pageable_memory(&host);
-        let small_most = small_most(&config, host.facts().total_bytes);
-        let ledger_writer = Arc::new(LedgerWriter::new(config.recent_events));
-        let backend = MetraleCudaBackend {
-            audit,
-            graph_client: GraphClient::new(&host, ledger_writer.ledger().probe()),
-            ledger_writer,
-            zones: Zones::new(config.redzone.clone()),
-            costs,
-            polling: Polling::default(),
-            pinned: Mutex::default(),
-            owned_arenas: OwnedArenas::default(),
-            deferred: Deferred::default(),
-            streams: Handles::new(Kind::Stream),
-            events: Handles::new(Kind::Event),
-            kernels: Kernels::default(),
-            signatures: Signatures::new(&self.modules),
-            registry,
-            host,
-            op_cache: OpCache::default(),
-            timing: Timing::default(),
-            latch,
-            config,
-            reads_pageable_memory,
-            small_most,
-            run,
-        };
-        backend.take_over_arenas();
-        // Not `memory_info`, which refuses where this thread captures on another backend's behalf.
-        let memory = backend.ask_memory_info().doing(|| "asking for the free memory".to_owned())?;
-        if backend.run.began() {
-            run_metrics::process().baseline().set(memory.free_bytes);
-        }
-        if backend.config.time_kernels {
-            run_metrics::process().spans().set_enabled(true);
-        }
-        backend.say_started(memory);
-        Ok(backend)
-    }
-}
-
-impl BackendBuilder {
-    /// The driver that was given, or the system's.
-    pub(crate) fn driver_or_system(&self) -> Result<Arc<dyn DriverApi>, HostError> {
-        match &self.driver {
-            Some(driver) => Ok(Arc::clone(driver)),
-            None => metrale_driver_sys::system().map_err(HostError::NoDriver),
-        }
-    }
-}
-
-/// Logs what modules and host could not release; only at DEBUG where the context is lost, which was logged before.
-fn teardown_sink(latch: Arc<FaultLatch>) -> TeardownSink {
-    Arc::new(move |error| {
-        let known = error.failures.iter().all(|(_, failure)| is_sticky(failure.status));
-        if latch.reason().is_some() && known {
-            tracing::debug!("{error}");
-        } else {
-            tracing::error!("{error}");
-        }
-    })
-}
-
-impl fmt::Debug for BackendBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let modules: Vec<_> = self.modules.iter().map(|(name, _)| name).collect();
-        f.debug_struct("BackendBuilder")
-            .field("driver", &self.driver.as_ref().map(|driver| driver.source()))
-            .field("ordinal", &self.ordinal)
-            .field("modules", &modules)
-            .field("laid_out_for", &self.laid_out_for)
-            .field("config", &self.config)
-            .finish()
-    }
-}
-
-/// Writes the look-ups of a registry into the process's audit and into `own`, and carries the seal's verdict out.
-fn look_up_observer(own: Arc<KernelAudit>) -> LookUpObserver {
-    Box::new(move |look_up| {
-        let &LookUp { module, function, found, is_optional, site, .. } = look_up;
-        let need = if is_optional { Need::MayBeAbsent } else { Need::Required };
-        let lookup = Lookup { module, function, found, need, site };
-        // The seal is the process's; the backend's own audit is open.
-        let _ = own.record(lookup);
-        if let Some(warning) = kernel_audit::record_lookup(lookup) {
-            tracing::warn!("{warning}");
-        }
-    })
-}
-
-/// Tells the process's audit and `own` which modules there are and what their images name.
-fn note_modules(registry: &MetraleRegistry, own: &KernelAudit) {
-    for module in registry.modules() {
-        let kernels: Vec<_> = module.kernels.iter().map(String::as_str).collect();
-        let load = ModuleLoad {
-            module: module.name,
-            image_bytes: module.image_bytes as u64,
-            device_bytes: None,
-            load_time: module.load_time,
-            kernels: &kernels,
-        };
-        run_metrics::process().audit().module_loaded(load);
-        own.module_loaded(load);
-    }
-}
-
-/// Whether the device reaches all of the host's memory by its address. Then copies from pageable memory may still read it
-/// after they were queued, because the driver need not stage anything; and any host address works as a device address.
-/// No answer counts as yes, which is the safe side; only for the free figures is it no.
-fn reads_pageable_memory(host: &CudaHost) -> bool {
-    let is_set = |which| {
-        let mut value = 0;
-        // SAFETY: the result pointer is a local.
-        unsafe { ask!(host.driver(), cuDeviceGetAttribute(&mut value, which, host.device())) }
-            .map(|()| value != 0)
-    };
-    let reads = match is_set(attribute::PAGEABLE_MEMORY_ACCESS) {
-        // A driver too old to know the attribute has no such device.
-        Err(error) if error.status == CUDA_ERROR_INVALID_VALUE => false,
-        answer => answer.unwrap_or(true),
-    };
-    reads || is_set(attribute::INTEGRATED).unwrap_or(true)
+    pub(crate) run: RunGuard<'static>,
 }
 
 impl MetraleCudaBackend {
-    /// A backend on a device of the system's driver, with these modules and the environment's configuration.
-    ///
-    /// # Errors
-    /// As [`BackendBuilder::build`].
-    pub fn new(ordinal: usize, ptx_modules: &[(&'static str, &'static [u8])]) -> anyhow::Result<Self> {
-        Ok(Self::builder().ordinal(ordinal).modules(ptx_modules).build()?)
-    }
-
-    /// A builder, for another driver, device or configuration.
-    pub fn builder() -> BackendBuilder {
-        BackendBuilder::default()
-    }
-
-    /// One line for the log of whoever asks later what this program ran on.
-    fn say_started(&self, memory: MemoryInfo) {
-        let facts = self.facts();
-        let modules = self.registry.module_names().len();
-        tracing::info!(
-            "device {}: {} (compute capability {}, {} multiprocessors, {}), {memory}; driver {}; {modules} module{} loaded",
-            facts.ordinal,
-            facts.name,
-            facts.compute_capability,
-            facts.sm_count,
-            if facts.integrated { "integrated" } else { "discrete" },
-            self.driver().source(),
-            if modules == 1 { "" } else { "s" }
-        );
-    }
-
     /// The driver below.
     pub(crate) fn driver(&self) -> &dyn DriverApi {
         self.host.driver()
@@ -422,97 +152,7 @@ impl MetraleCudaBackend {
     pub(crate) const fn small_most(&self) -> usize {
         self.small_most
     }
-
-    /// Makes the context current on this thread until the answer is dropped, and refuses where it is lost. A thread that has
-    /// no context keeps this one, so that its next call need not make it current again. Costs some 60 ns where it is.
-    #[inline(never)]
-    pub(crate) fn bound(&self, doing: &'static str) -> Result<Bound<'_>> {
-        self.latch.sound(|| doing.to_owned())?;
-        self.bind(self.host.current_context(), doing)
-    }
-
-    /// As [`bound`](Self::bound), for a free: none where the context is already gone, and what it had with it.
-    pub(crate) fn bound_to_free(&self, doing: &'static str) -> Result<Option<Bound<'_>>> {
-        self.latch.sound(|| doing.to_owned())?;
-        match self.host.current_context() {
-            // What is gone may be no more than another context that this thread had.
-            Err(error) if is_teardown_noop(error.status) => {
-                Ok(self.entered(doing)?.map(|current| Bound(Some(current))))
-            }
-            answer => self.bind(answer, doing).map(Some),
-        }
-    }
-
-    /// As [`bound`](Self::bound), for work on a stream that goes where its handle says, whatever is current: all but the
-    /// driver's own do. A thread that was seen bound is not asked about again: should another library have taken the context
-    /// away since, the driver refuses, and [`rebound`](Self::rebound) is for the second try.
-    #[inline]
-    pub(crate) fn bound_for(&self, stream: StreamHandle, doing: &'static str) -> Result<Bound<'_>> {
-        if self.host.was_current() && !is_the_drivers(stream) && self.latch.reason().is_none() {
-            return Ok(Bound(None));
-        }
-        self.bound(doing)
-    }
-
-    /// After a refusal of what [`bound_for`](Self::bound_for) let pass: the context made current, where it was not. The call
-    /// is then worth another try.
-    #[cold]
-    pub(crate) fn rebound(&self, refusal: DriverError, doing: &'static str) -> Result<Option<Bound<'_>>> {
-        if !matches!(refusal.status, CUDA_ERROR_INVALID_CONTEXT | CUDA_ERROR_INVALID_HANDLE) {
-            return Ok(None);
-        }
-        match self.host.current_context() {
-            Ok(current) if current == self.host.context() => Ok(None),
-            answer => self.bind(answer, doing).map(Some),
-        }
-    }
-
-    /// Whether the context is the current one on this thread.
-    pub(crate) fn is_current(&self) -> bool {
-        self.host.current_context() == Ok(self.host.context())
-    }
-
-    #[inline]
-    fn bind(&self, current: Result<CUcontext, DriverError>, doing: &'static str) -> Result<Bound<'_>> {
-        match current {
-            Ok(current) if current == self.host.context() => Ok(Bound(None)),
-            answer => self.make_current(answer, doing),
-        }
-    }
-
-    #[cold]
-    fn make_current(
-        &self,
-        current: Result<CUcontext, DriverError>,
-        doing: &'static str,
-    ) -> Result<Bound<'_>> {
-        let bound = noted(self.driver(), current).and_then(|current| match current {
-            0 => self.host.bind_to_thread().map(|()| Bound(None)),
-            _ => self.enter().map(|current| Bound(Some(current))),
-        });
-        bound.doing(|| format!("{doing}: making the context of device {} current", self.host.ordinal()))
-    }
-
-    /// For a call that any thread may make, bound or not: makes the context current until the guard is dropped. None where the
-    /// context is already gone, and what it had with it.
-    pub(crate) fn entered(&self, doing: &'static str) -> Result<Option<CurrentContext<'_>>> {
-        self.latch.sound(|| doing.to_owned())?;
-        match self.enter() {
-            Ok(current) => Ok(Some(current)),
-            Err(error) if is_teardown_noop(error.status) => Ok(None),
-            Err(error) => Err(error).doing(|| doing.to_owned()),
-        }
-    }
-
-    /// Makes the context current on this thread until the guard goes.
-    pub(crate) fn enter(&self) -> Result<CurrentContext<'_>, DriverError> {
-        self.host.enter()
-    }
 }
-
-/// The context is current on this thread until this is dropped, which gives the thread the context it had before.
-#[must_use = "the context is current only as long as this is held"]
-pub(crate) struct Bound<'a>(#[allow(dead_code, reason = "held for its drop")] Option<CurrentContext<'a>>);
 
 impl Drop for MetraleCudaBackend {
     fn drop(&mut self) {

@@ -5,7 +5,7 @@ use metrale_driver_sys::DriverApi;
 use metrale_registry::{DeviceFacts, HostError};
 
 use crate::arch::DeviceArch;
-use crate::backend::BackendBuilder;
+use crate::builder::BackendBuilder;
 use crate::call::ask;
 use crate::error::Result;
 use crate::preflight::{ModuleTarget, PreflightWarning, preflight};

@@ -58,6 +58,8 @@
 //! * `metrale_scale` (off): builds for AMD's SCALE toolchain.
 
 mod backend;
+mod binding;
+mod builder;
 mod call;
 mod config;
 mod device;
@@ -73,6 +75,7 @@ mod gpu;
 mod graph;
 mod handle_tombstones;
 mod handles;
+mod held_handle;
 mod kernel_table;
 mod kernels;
 mod launch;
@@ -86,6 +89,7 @@ mod op_cache;
 mod owners;
 mod parts;
 mod raw_handles;
+mod scratch;
 mod signature;
 mod span_table;
 mod stream;
@@ -99,7 +103,8 @@ mod preflight;
 pub mod redzone;
 pub mod tensormap;
 
-pub use backend::{BackendBuilder, MetraleCudaBackend};
+pub use backend::MetraleCudaBackend;
+pub use builder::BackendBuilder;
 pub use config::{BackendConfig, DEBUG_SYNC_KERNELS, RECENT_EVENTS, TIME_KERNELS};
 pub use environment::ConfigError;
 pub use error::{
@@ -133,12 +138,11 @@ pub use metrale_registry::{
     CudaHost, DeviceFacts, HostError, LaunchError, LaunchExcess, MetraleRegistry, RegistryError,
 };
 pub use n_tile::NTileError;
-pub use op_cache::Scratch;
+pub use op_cache::{OpHandle, Scratch};
 pub use owners::{Capture, DeviceBuffer, DeviceSlice, DeviceSliceMut, Event, Graph, SharedBackend, Stream};
 #[allow(unused_imports, unreachable_pub, reason = "what there is depends on the features")]
 pub use parts::*;
-pub use raw_handles::{DevicePtr, EventHandle, GraphHandle, KernelHandle, StreamHandle};
-pub use stream::LEGACY_STREAM;
+pub use raw_handles::{DevicePtr, EventHandle, GraphHandle, KernelHandle, LEGACY_STREAM, StreamHandle};
 pub use sweep::SweepIncomplete;
 pub use timing::{SpanHarvest, TimingSpan};
 

@@ -183,12 +183,25 @@ handles! {
 }
 
 impl StreamHandle {
+    /// Whether it is one that every context has and nobody makes: 0 and 1 are the legacy stream, 2 is the thread's own.
+    pub(crate) const fn is_the_drivers(self) -> bool {
+        self.raw() <= CU_STREAM_PER_THREAD
+    }
+
+    /// Whether it is the legacy default stream, by either of the driver's handles for it: 0, and `CU_STREAM_LEGACY`.
+    pub(crate) const fn is_legacy(self) -> bool {
+        matches!(self.raw(), 0 | 1)
+    }
+
     /// The legacy default stream, which synchronizes with every stream that did not opt out.
     pub const LEGACY: Self = Self(HandleId { raw: 0, generation: 0 });
 
     /// The default stream that each thread has of its own. It synchronizes with the legacy stream.
     pub const PER_THREAD: Self = Self(HandleId { raw: CU_STREAM_PER_THREAD, generation: 0 });
 }
+
+/// The legacy default stream, which synchronizes with every stream that did not opt out.
+pub const LEGACY_STREAM: StreamHandle = StreamHandle::LEGACY;
 
 #[cfg(test)]
 mod tests {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 pub use metrale_driver_sim::{Profile, SimDriver};
 
-use crate::backend::BackendBuilder;
+use crate::builder::BackendBuilder;
 
 impl BackendBuilder {
     /// Works on a driver in software with the given profile, made for this backend alone. Feature `sim`.

@@ -8,17 +8,6 @@ use crate::backend::MetraleCudaBackend;
 use crate::error::Result;
 use crate::raw_handles::StreamHandle;
 
-/// The legacy default stream, which synchronizes with every stream that did not opt out.
-pub const LEGACY_STREAM: StreamHandle = StreamHandle::LEGACY;
-
-/// The legacy default stream by the driver's other handle for it, `CU_STREAM_LEGACY`.
-const LEGACY_BY_NAME: u64 = 1;
-
-/// Whether a handle is the legacy default stream's.
-pub(crate) const fn is_legacy(stream: StreamHandle) -> bool {
-    matches!(stream.raw(), 0 | LEGACY_BY_NAME)
-}
-
 /// Why nobody waits for a stream that captures.
 pub(crate) const NOTHING_TO_WAIT_FOR: &str = "nothing has run yet, and the wait would break the capture; end it, launch the graph, and \
                                    then wait";

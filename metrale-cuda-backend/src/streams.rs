@@ -14,7 +14,6 @@ use crate::error::{BadArgument, Result};
 use crate::event::{CAPTURED, stale, why};
 use crate::gpu::{GpuBackend, GpuStreams};
 use crate::graph::Reach;
-use crate::handles::is_the_drivers;
 use crate::memory::Cost;
 use crate::raw_handles::{EventHandle, StreamHandle};
 use crate::stream::{NOTHING_TO_WAIT_FOR, count_sync};
@@ -39,7 +38,7 @@ impl GpuStreams for MetraleCudaBackend {
     fn destroy_stream(&self, stream: StreamHandle) -> Result<()> {
         const WHAT: &str = "destroying a stream";
         let site = Location::caller();
-        if is_the_drivers(stream) {
+        if stream.is_the_drivers() {
             let what = if stream == StreamHandle::PER_THREAD {
                 "the stream of each thread"
             } else {

@@ -111,7 +111,7 @@ on_both_drivers! {
         end.synchronize().unwrap();
         assert!(end.elapsed_ms_since(&start).unwrap() >= 0.0);
         let own = Stream::of_backend(&gpu);
-        assert_eq!(own.raw(), gpu.stream());
+        assert_eq!(own.handle(), gpu.stream());
     }
 
     what_a_graph_uses_is_freed_with_it(driver) {
@@ -299,7 +299,7 @@ fn what_is_dropped_in_a_capture_is_freed_where_that_had_become_unfit() {
     let unused = DeviceBuffer::<u8>::new(&gpu, 4096).unwrap();
     let theirs = other.alloc(4096).unwrap();
     let capture = stream.capture().unwrap();
-    gpu.memset_async(theirs, 1, 4096, stream.raw()).unwrap();
+    gpu.memset_async(theirs, 1, 4096, stream.handle()).unwrap();
     drop(unused);
     thread::scope(|scope| scope.spawn(|| logged(|| drop(other))).join().unwrap());
     let error = capture.finish("none").unwrap_err();

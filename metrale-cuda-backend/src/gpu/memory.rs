@@ -6,9 +6,8 @@ use std::any::TypeId;
 use metrale_ledger::ScopeGuard;
 
 use crate::error::Result;
-use crate::gpu::OpHandle;
 use crate::memory::{Freed, OwnedMemory, PinnedPtr};
-use crate::op_cache::Scratch;
+use crate::op_cache::{OpHandle, Scratch};
 use crate::raw_handles::{DevicePtr, StreamHandle};
 
 /// Memory: allocating, freeing, labels on the ledger, and what operations keep.

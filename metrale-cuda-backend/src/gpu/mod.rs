@@ -13,10 +13,9 @@ use std::any::{Any, TypeId};
 use std::sync::Arc;
 
 use crate::error::{BadArgument, Result};
+use crate::op_cache::OpHandle;
 
 /// What an operation keeps between calls.
-pub(crate) type OpHandle = Arc<dyn Any + Send + Sync>;
-
 pub use copies::GpuCopies;
 pub use device::GpuDevice;
 pub use diagnostics::GpuDiagnostics;

@@ -12,7 +12,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::panic::Location;
 use std::thread::ThreadId;
 
-use crate::handles::is_the_drivers;
 use crate::raw_handles::{EventHandle, StreamHandle};
 
 /// Whom a call on a device would disturb.
@@ -260,7 +259,7 @@ impl Captures {
         match (stream_of, event_of) {
             (None, None) => Ok(Wait::Plain),
             (Some(stream_of), None) => Err(WaitFlaw::Outside { stream_of }),
-            (None, Some(event_of)) if is_the_drivers(stream) => Err(WaitFlaw::Drivers { event_of }),
+            (None, Some(event_of)) if stream.is_the_drivers() => Err(WaitFlaw::Drivers { event_of }),
             (Some(stream_of), Some(event_of)) if stream_of != event_of => Err(WaitFlaw::Merge { stream_of }),
             (_, Some(_)) => Ok(Wait::Captured),
         }

@@ -28,7 +28,6 @@ use crate::graph::pins::{Pin, Pins};
 use crate::graph::refusal::{Capturing, PinnedByGraph, StreamInUse};
 use crate::graph::shared::{BorrowedCopy, GraphClient, SharedState};
 use crate::raw_handles::{DevicePtr, EventHandle, StreamHandle};
-use crate::stream::is_legacy;
 
 /// Keeps anything new from being pinned while memory is removed from the ledger. Holds nothing where nothing could be.
 pub(crate) struct Unpinned<'shared> {
@@ -126,7 +125,7 @@ impl MetraleCudaBackend {
         stream: StreamHandle,
         doing: &'static str,
     ) -> Result<(), Capturing> {
-        if !is_legacy(stream) {
+        if !stream.is_legacy() {
             return Ok(());
         }
         const ADVICE: &str = "on the legacy stream it would run at once and be missing from the graph, whose replays would \

@@ -23,7 +23,6 @@ use crate::graph::gate::refusal;
 use crate::graph::info::GraphInfo;
 use crate::graph::refusal::{NotCapturing, StreamInUse};
 use crate::graph::update::GraphUpdate;
-use crate::handles::is_the_drivers;
 use crate::memory::Cost;
 use crate::parts::MAKES_GRAPHS;
 use crate::raw_handles::{DevicePtr, GraphHandle, StreamHandle};
@@ -36,7 +35,7 @@ impl GpuGraphs for MetraleCudaBackend {
         if !MAKES_GRAPHS {
             return Err(FeatureOff { feature: "graph" }.into());
         }
-        if is_the_drivers(stream) {
+        if stream.is_the_drivers() {
             // The stream of each thread could, but waits for the legacy one: any blocking copy would break the capture.
             return Err(BadArgument::new(format!(
                 "{WHAT} at {}: neither the legacy stream nor that of each thread is captured; use another stream, the \

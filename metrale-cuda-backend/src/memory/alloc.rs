@@ -15,7 +15,8 @@ use metrale_driver_sys::{CU_MEM_ATTACH_GLOBAL, CUDA_ERROR_OUT_OF_MEMORY, DriverE
 use metrale_ledger::{AllocKind, ByteSize, ForgetError, RecordMisuse, file_line};
 use metrale_registry::is_teardown_noop;
 
-use crate::backend::{Bound, MetraleCudaBackend};
+use crate::backend::MetraleCudaBackend;
+use crate::binding::Bound;
 use crate::call::{ask, failed};
 use crate::error::{BadArgument, Error, LedgerConflict, Result, causes};
 use crate::graph::{Reach, Unpinned};

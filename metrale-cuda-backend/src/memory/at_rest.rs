@@ -25,8 +25,8 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
 use crate::error::{Remedy, Result, remedy_of_status};
 use crate::graph::is_of_captures;
+use crate::raw_handles::LEGACY_STREAM;
 use crate::raw_handles::StreamHandle;
-use crate::stream::{LEGACY_STREAM, is_legacy};
 
 /// The first pause between two tries, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));
@@ -80,7 +80,7 @@ impl MetraleCudaBackend {
     /// The stream stays alive over the call.
     #[cold]
     unsafe fn drain(&self, stream: StreamHandle, readable: u64) -> Result<(), DriverError> {
-        if !is_legacy(stream) {
+        if !stream.is_legacy() {
             let mut event: CUevent = 0;
             // SAFETY: the result pointer is a local.
             unsafe { ask!(self.driver(), cuEventCreate(&mut event, CU_EVENT_DISABLE_TIMING)) }?;

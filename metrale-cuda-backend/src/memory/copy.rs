@@ -14,8 +14,8 @@ use crate::memory::Followed;
 use crate::memory::end::End;
 use crate::memory::not_device::{FoundMemory, NotDeviceMemory};
 use crate::memory::transfer::Transfer;
+use crate::raw_handles::LEGACY_STREAM;
 use crate::raw_handles::{DevicePtr, StreamHandle};
-use crate::stream::LEGACY_STREAM;
 
 causes! { CopyOutOfBounds: OutOfBounds }
 

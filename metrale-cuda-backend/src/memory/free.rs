@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How much memory can be had: the driver's figure, the effective one, the cheap one.
 
-use crate::backend::Bound;
+use crate::binding::Bound;
 use crate::graph::Reach;
 use crate::memory::info::memory_info_of;
 use std::path::Path;

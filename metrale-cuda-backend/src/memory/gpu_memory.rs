@@ -8,10 +8,10 @@ use metrale_ledger::{AllocKind, ScopeGuard};
 
 use crate::backend::MetraleCudaBackend;
 use crate::error::Result;
-use crate::gpu::{GpuMemory, OpHandle};
+use crate::gpu::GpuMemory;
 use crate::memory::owned::may_later;
 use crate::memory::{Freed, OwnedMemory, PinnedPtr};
-use crate::op_cache::Scratch;
+use crate::op_cache::{OpHandle, Scratch};
 use crate::raw_handles::{DevicePtr, StreamHandle};
 
 impl GpuMemory for MetraleCudaBackend {

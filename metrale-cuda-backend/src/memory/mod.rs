@@ -3,6 +3,7 @@
 
 mod accounting;
 mod alloc;
+mod arena;
 mod at_rest;
 mod copy;
 mod copy_2d;
@@ -10,6 +11,7 @@ mod cost;
 mod end;
 mod followed;
 mod free;
+mod free_owned;
 mod gpu_copies;
 mod gpu_memory;
 mod host_limit;
@@ -22,7 +24,9 @@ mod owned_arenas;
 mod packed_arena;
 mod peer;
 mod pinned;
+mod pinned_ptr;
 mod pinned_table;
+mod refused_request;
 mod small;
 mod surviving_arenas;
 mod transfer;
@@ -51,7 +55,8 @@ pub use oom_watchdog::spawn_oom_watchdog;
 pub use out_of_memory::{Holder, OutOfMemory, Verdict};
 pub use owned::{Freed, OwnedMemory};
 pub use packed_arena::{ArenaError, PackedArena};
-pub use pinned::{PinnedBuffer, PinnedPtr};
+pub use pinned::PinnedBuffer;
+pub use pinned_ptr::PinnedPtr;
 pub use pinned_table::StalePinned;
 pub use upload::Uploader;
 

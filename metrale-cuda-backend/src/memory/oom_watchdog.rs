@@ -11,7 +11,8 @@ use metrale_registry::{CudaHost, DeviceFacts};
 use super::free::FreeFacts;
 use super::info::memory_info_of;
 use super::{LowMemoryHandler, Watchdog, WatchdogParts, WatchdogThread};
-use crate::backend::{BackendBuilder, MetraleCudaBackend};
+use crate::backend::MetraleCudaBackend;
+use crate::builder::BackendBuilder;
 use crate::error::{FeatureOff, Result};
 use crate::parts::HAS_WATCHDOG;
 

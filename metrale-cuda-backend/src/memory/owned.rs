@@ -5,15 +5,13 @@
 use std::panic::Location;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use metrale_ledger::{AllocKind, file_line};
 use parking_lot::Mutex;
 
-use crate::backend::MetraleCudaBackend;
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::graph::{Capturing, PinnedByGraph};
 use crate::raw_handles::DevicePtr;
 
-type Site = &'static Location<'static>;
+pub(crate) type Site = &'static Location<'static>;
 
 /// Device memory that somebody owns: its address, its bytes, and the creation index by which it is told from other memory
 /// at the same address, earlier or later. Made by [`GpuMemory::alloc_owned`](crate::GpuMemory::alloc_owned).
@@ -23,9 +21,9 @@ type Site = &'static Location<'static>;
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "what is not given to `free_owned` is on the ledger until the sweep"]
 pub struct OwnedMemory {
-    ptr: DevicePtr,
+    pub(crate) ptr: DevicePtr,
     bytes: usize,
-    index: u64,
+    pub(crate) index: u64,
 }
 
 impl OwnedMemory {
@@ -81,7 +79,7 @@ impl Deferred {
     }
 
     /// Takes the whole list.
-    fn take(&self) -> Vec<(OwnedMemory, Site)> {
+    pub(crate) fn take(&self) -> Vec<(OwnedMemory, Site)> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return Vec::new();
         }
@@ -94,36 +92,4 @@ impl Deferred {
 /// Whether a refused free may succeed later.
 pub(crate) fn may_later(error: &Error) -> bool {
     error.is::<Capturing>() || error.is::<PinnedByGraph>()
-}
-
-impl MetraleCudaBackend {
-    /// Frees what its owners gave up before and what may be freed now; whether anything was. Costs a relaxed load where
-    /// nothing waits.
-    pub(crate) fn free_deferred(&self) -> bool {
-        let mut is_any = false;
-        for (memory, site) in self.deferred().take() {
-            match self.free_only(&memory, site) {
-                Ok(()) => is_any = true,
-                Err(error) if may_later(&error) => self.deferred().add(memory, site),
-                // A sweep may have come first, and a lost context was logged when it was found.
-                Err(error) => {
-                    tracing::debug!("{} that was given up at {}: {error:#}", memory.ptr(), file_line(site))
-                }
-            }
-        }
-        is_any
-    }
-
-    /// Frees this memory, and no other that is at its address.
-    pub(crate) fn free_only(&self, memory: &OwnedMemory, site: Site) -> Result<()> {
-        const CALL: &str = "free_owned";
-        let addr = memory.ptr.0;
-        // Bands are looked at in the context that is current; which thread drops an owner is nobody's to say.
-        let _current = self.zones().is_on().then(|| self.enter().ok()).flatten();
-        let _bound = self.may_free(AllocKind::Device)?;
-        let unpinned = self.unpinned(addr, AllocKind::Device, CALL, site)?;
-        let forgotten = self.ledger_writer().forget_only(addr, memory.index, site);
-        let record = self.unused(unpinned, forgotten, (addr, AllocKind::Device), CALL, site)?;
-        self.free_forgotten(memory.ptr, AllocKind::Device, record)
-    }
 }

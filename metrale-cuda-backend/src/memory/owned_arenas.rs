@@ -4,13 +4,11 @@
 use core::fmt;
 use std::panic::Location;
 
-use metrale_ledger::{AllocKind, Whois, file_line};
+use metrale_ledger::file_line;
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
-use crate::backend::MetraleCudaBackend;
 use crate::error::{BadArgument, Result};
-use crate::parts::KEEPS_LEDGER;
 use crate::raw_handles::DevicePtr;
 
 /// Who owns an arena, and frees it.
@@ -94,29 +92,5 @@ impl OwnerPassed<'_> {
     /// The record has gone from the ledger: the address may be another's at once.
     pub(crate) fn forgotten(mut self) {
         self.owners.remove(&self.base);
-    }
-}
-
-impl MetraleCudaBackend {
-    /// Allocates an arena with an owner.
-    pub(crate) fn alloc_owned_arena(
-        &self,
-        bytes: usize,
-        owner: ArenaOwner,
-        site: &'static Location<'static>,
-    ) -> Result<DevicePtr> {
-        loop {
-            let base = self.alloc_kind(bytes, AllocKind::Arena, site)?;
-            self.owned_arenas().own(base.0, owner);
-            // Before it had an owner, a stale copy of the same address may have freed it.
-            let is_there = matches!(
-                self.ledger_writer().whois(base.0),
-                Whois::Live { allocation, .. } if allocation.addr == base.0 && allocation.record.kind == AllocKind::Arena
-            );
-            if is_there || !KEEPS_LEDGER {
-                return Ok(base);
-            }
-            self.owned_arenas().disown(base.0);
-        }
     }
 }

@@ -4,7 +4,8 @@
 use metrale_driver_sys::{DriverError, DriverFn, check, is_sticky};
 use metrale_ledger::{ByteSize, Whois};
 
-use crate::backend::{Bound, MetraleCudaBackend};
+use crate::backend::MetraleCudaBackend;
+use crate::binding::Bound;
 use crate::call::{Doing, failed};
 use crate::error::{BadArgument, Error, Result};
 use crate::gpu::GpuBackend;
@@ -12,8 +13,8 @@ use crate::graph::{Capturing, Reach, Uses};
 use crate::memory::Followed;
 use crate::memory::end::End;
 use crate::memory::transfer::Transfer;
+use crate::raw_handles::LEGACY_STREAM;
 use crate::raw_handles::{DevicePtr, StreamHandle};
-use crate::stream::LEGACY_STREAM;
 
 /// What a copy in the order of a stream does, in errors and traces.
 const QUEUEING: &str = "queueing a copy between devices";

@@ -12,7 +12,7 @@ use metrale_ledger::file_line;
 
 use crate::error::causes;
 use crate::handle_tombstones::HandleTombstones;
-use crate::memory::PinnedPtr;
+use crate::memory::pinned_ptr::PinnedPtr;
 
 /// A free of pinned memory through a handle that is not, or no longer, of live memory of this backend, where the address
 /// tells no more than that. The driver was not asked and nothing was changed.

@@ -5,15 +5,16 @@ use metrale_driver_sys::DriverError;
 use metrale_ledger::{ByteSize, Whois};
 use metrale_telemetry::{Launch, LaunchArg, LaunchKind, run_metrics};
 
-use crate::backend::{Bound, MetraleCudaBackend};
+use crate::backend::MetraleCudaBackend;
+use crate::binding::Bound;
 use crate::call::failed;
 use crate::error::{Error, Result};
 use crate::graph::{BorrowedCopy, Uses};
-use crate::handles::HeldHandle;
+use crate::held_handle::HeldHandle;
 use crate::memory::Followed;
 use crate::memory::end::End;
+use crate::raw_handles::LEGACY_STREAM;
 use crate::raw_handles::{DevicePtr, StreamHandle};
-use crate::stream::LEGACY_STREAM;
 
 /// A copy or fill, by its ends in device memory.
 pub(crate) struct Transfer {

@@ -46,7 +46,7 @@ impl Event {
 
     /// Its handle, for raw calls. It is good as long as the event.
     #[must_use]
-    pub fn raw(&self) -> EventHandle {
+    pub fn handle(&self) -> EventHandle {
         self.0.raw
     }
 

@@ -46,6 +46,18 @@ pub struct Capture {
     is_open: bool,
 }
 
+impl Stream {
+    /// Begins a capture, which is given up when it is dropped before its end. As [`GpuGraphs::begin_capture`](crate::GpuGraphs::begin_capture).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn capture(&self) -> Result<Capture> {
+        self.gpu().begin_capture(self.handle())?;
+        Ok(Capture::begun(self.clone()))
+    }
+}
+
 impl Capture {
     /// The capture that was just begun on a stream.
     pub(crate) const fn begun(stream: Stream) -> Self {
@@ -63,7 +75,7 @@ impl Capture {
     /// # Errors
     /// As there.
     pub fn pin<'s, T: Pod>(&self, memory: impl Into<DeviceSlice<'s, T>>) -> Result<()> {
-        self.stream.gpu().pin_in_capture(self.stream.raw(), memory.into().ptr())
+        self.stream.gpu().pin_in_capture(self.stream.handle(), memory.into().ptr())
     }
 
     /// Ends the capture with a graph of this name. As [`GpuGraphs::end_capture_named`](crate::GpuGraphs::end_capture_named).
@@ -72,7 +84,7 @@ impl Capture {
     /// As there; the capture is over anyway.
     pub fn finish(mut self, name: &str) -> Result<Graph> {
         let gpu = Arc::clone(self.stream.gpu());
-        let handle = gpu.end_capture_named(self.stream.raw(), name)?;
+        let handle = gpu.end_capture_named(self.stream.handle(), name)?;
         self.is_open = false;
         Ok(Graph { gpu, handle, is_open: true, name: name.into() })
     }
@@ -83,14 +95,14 @@ impl Capture {
     /// As [`GpuGraphs::abort_capture_if_active`](crate::GpuGraphs::abort_capture_if_active).
     pub fn abort(mut self) -> Result<()> {
         self.is_open = false;
-        self.stream.gpu().abort_capture_if_active(self.stream.raw()).map(drop)
+        self.stream.gpu().abort_capture_if_active(self.stream.handle()).map(drop)
     }
 }
 
 impl Drop for Capture {
     fn drop(&mut self) {
         if self.is_open
-            && let Err(error) = self.stream.gpu().abort_capture_if_active(self.stream.raw())
+            && let Err(error) = self.stream.gpu().abort_capture_if_active(self.stream.handle())
         {
             log_kept(format_args!("{self:?}"), &error);
         }
@@ -133,7 +145,7 @@ impl Graph {
     /// # Errors
     /// As there.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
-        self.gpu.launch_graph(self.handle(), stream.raw())
+        self.gpu.launch_graph(self.handle(), stream.handle())
     }
 
     /// Ends `capture` and does its work instead of the old from the next launch on. As [`GpuGraphs::update_graph`](crate::GpuGraphs::update_graph).
@@ -141,7 +153,7 @@ impl Graph {
     /// # Errors
     /// As there; the capture is over anyway.
     pub fn update(&mut self, mut capture: Capture) -> Result<GraphUpdate> {
-        let update = self.gpu.update_graph(self.handle(), capture.stream.raw())?;
+        let update = self.gpu.update_graph(self.handle(), capture.stream.handle())?;
         capture.is_open = false;
         Ok(update)
     }

@@ -10,13 +10,12 @@ use bytemuck::{Pod, cast_slice, cast_slice_mut};
 
 use crate::error::{BadArgument, Result};
 use crate::gpu::GpuBackend;
-use crate::owners::buffer::DeviceBuffer;
 use crate::raw_handles::DevicePtr;
 
 /// The place of a view: address and number of elements.
 type Place = (DevicePtr, usize);
 
-/// Elements of a [`DeviceBuffer`], borrowed to read.
+/// Elements of a [`DeviceBuffer`](crate::DeviceBuffer), borrowed to read.
 pub struct DeviceSlice<'a, T: Pod> {
     gpu: &'a Arc<dyn GpuBackend>,
     ptr: DevicePtr,
@@ -24,7 +23,7 @@ pub struct DeviceSlice<'a, T: Pod> {
     elements: PhantomData<&'a [T]>,
 }
 
-/// Elements of a [`DeviceBuffer`], borrowed to write.
+/// Elements of a [`DeviceBuffer`](crate::DeviceBuffer), borrowed to write.
 pub struct DeviceSliceMut<'a, T: Pod> {
     gpu: &'a Arc<dyn GpuBackend>,
     ptr: DevicePtr,
@@ -245,17 +244,5 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
     /// As [`GpuCopies::memset`](crate::GpuCopies::memset).
     pub fn fill_bytes(&mut self, value: u8) -> Result<()> {
         self.gpu.memset(self.ptr, value, self.bytes())
-    }
-}
-
-impl<'a, T: Pod> From<&'a DeviceBuffer<T>> for DeviceSlice<'a, T> {
-    fn from(buffer: &'a DeviceBuffer<T>) -> Self {
-        buffer.as_slice()
-    }
-}
-
-impl<'a, T: Pod> From<&'a mut DeviceBuffer<T>> for DeviceSliceMut<'a, T> {
-    fn from(buffer: &'a mut DeviceBuffer<T>) -> Self {
-        buffer.as_mut_slice()
     }
 }

@@ -9,7 +9,6 @@ use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use crate::error::Result;
 use crate::gpu::GpuBackend;
 use crate::owners::event::Event;
-use crate::owners::graph::Capture;
 use crate::owners::slice::{DeviceSlice, DeviceSliceMut, same_len};
 use crate::owners::{SharedBackend, log_kept};
 use crate::raw_handles::StreamHandle;
@@ -65,7 +64,7 @@ impl Stream {
 
     /// Its handle, for raw calls. It is good as long as the stream.
     #[must_use]
-    pub fn raw(&self) -> StreamHandle {
+    pub fn handle(&self) -> StreamHandle {
         self.0.raw
     }
 
@@ -126,7 +125,7 @@ impl Stream {
     /// # Errors
     /// As there.
     pub fn record(&self, event: &Event) -> Result<()> {
-        self.0.gpu.record_event(event.raw(), self.0.raw)
+        self.0.gpu.record_event(event.handle(), self.0.raw)
     }
 
     /// Makes the work queued from here on wait for `event`. Does not block. As [`GpuStreams::wait_event`](crate::GpuStreams::wait_event).
@@ -134,7 +133,7 @@ impl Stream {
     /// # Errors
     /// As there.
     pub fn wait(&self, event: &Event) -> Result<()> {
-        self.0.gpu.wait_event(self.0.raw, event.raw())
+        self.0.gpu.wait_event(self.0.raw, event.handle())
     }
 
     /// Waits until the work queued so far is done. As [`GpuStreams::synchronize_stream`](crate::GpuStreams::synchronize_stream).
@@ -151,16 +150,6 @@ impl Stream {
     /// As there.
     pub fn is_idle(&self) -> Result<bool> {
         self.0.gpu.query_stream(self.0.raw)
-    }
-
-    /// Begins a capture, which is given up when it is dropped before its end. As [`GpuGraphs::begin_capture`](crate::GpuGraphs::begin_capture).
-    ///
-    /// # Errors
-    /// As there.
-    #[track_caller]
-    pub fn capture(&self) -> Result<Capture> {
-        self.0.gpu.begin_capture(self.0.raw)?;
-        Ok(Capture::begun(self.clone()))
     }
 }
 

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Freeing what owners give up: now, or as soon as it may be.
+
+use super::owned::{OwnedMemory, Site, may_later};
+use crate::backend::MetraleCudaBackend;
+use crate::error::Result;
+use metrale_ledger::{AllocKind, file_line};
+
+impl MetraleCudaBackend {
+    /// Frees what its owners gave up before and what may be freed now; whether anything was. Costs a relaxed load where
+    /// nothing waits.
+    pub(crate) fn free_deferred(&self) -> bool {
+        let mut is_any = false;
+        for (memory, site) in self.deferred().take() {
+            match self.free_only(&memory, site) {
+                Ok(()) => is_any = true,
+                Err(error) if may_later(&error) => self.deferred().add(memory, site),
+                // A sweep may have come first, and a lost context was logged when it was found.
+                Err(error) => {
+                    tracing::debug!("{} that was given up at {}: {error:#}", memory.ptr(), file_line(site))
+                }
+            }
+        }
+        is_any
+    }
+
+    /// Frees this memory, and no other that is at its address.
+    pub(crate) fn free_only(&self, memory: &OwnedMemory, site: Site) -> Result<()> {
+        const CALL: &str = "free_owned";
+        let addr = memory.ptr.0;
+        // Bands are looked at in the context that is current; which thread drops an owner is nobody's to say.
+        let _current = self.zones().is_on().then(|| self.enter().ok()).flatten();
+        let _bound = self.may_free(AllocKind::Device)?;
+        let unpinned = self.unpinned(addr, AllocKind::Device, CALL, site)?;
+        let forgotten = self.ledger_writer().forget_only(addr, memory.index, site);
+        let record = self.unused(unpinned, forgotten, (addr, AllocKind::Device), CALL, site)?;
+        self.free_forgotten(memory.ptr, AllocKind::Device, record)
+    }
+}
