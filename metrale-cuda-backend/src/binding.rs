@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Binding: a backend's context made current on a thread, for a call or for good.
 
+use metrale_driver_sys::{CUDA_ERROR_NOT_READY, CUcontext, DriverError, is_sticky};
+use metrale_registry::{CurrentContext, is_teardown_noop};
+
 use crate::backend::MetraleCudaBackend;
 use crate::call::Doing;
 use crate::error::Result;
 use crate::fault_latch::noted;
 use crate::raw_handles::StreamHandle;
-use metrale_driver_sys::{CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE, CUcontext, DriverError};
-use metrale_registry::{CurrentContext, is_teardown_noop};
 
 /// The context is current on this thread until this is dropped, which gives the thread the context it had before.
 #[must_use = "the context is current only as long as this is held"]
@@ -49,13 +50,27 @@ impl MetraleCudaBackend {
     /// is then worth another try.
     #[cold]
     pub(crate) fn rebound(&self, refusal: DriverError, doing: &'static str) -> Result<Option<Bound<'_>>> {
-        if !matches!(refusal.status, CUDA_ERROR_INVALID_CONTEXT | CUDA_ERROR_INVALID_HANDLE) {
+        if is_sticky(refusal.status) || refusal.status == CUDA_ERROR_NOT_READY {
             return Ok(None);
         }
         match self.host.current_context() {
             Ok(current) if current == self.host.context() => Ok(None),
             answer => self.bind(answer, doing).map(Some),
         }
+    }
+
+    /// Asks the driver for work whose stream or event says where it goes, on a thread that [`bound_for`](Self::bound_for) let
+    /// pass: once more with the context current, where another library had taken it away.
+    #[inline]
+    pub(crate) fn ask_bound(
+        &self,
+        doing: &'static str,
+        ask: impl Fn() -> Result<(), DriverError>,
+    ) -> Result<(), DriverError> {
+        ask().or_else(|refusal| match self.rebound(refusal, doing) {
+            Ok(Some(_bound)) => ask(),
+            Ok(None) | Err(_) => Err(refusal),
+        })
     }
 
     /// Whether the context is the current one on this thread.

@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! [`BackendBuilder`]: how a backend is made.
 
+use core::fmt;
+use std::sync::Arc;
+
+use metrale_driver_sys::{CUDA_ERROR_INVALID_VALUE, DriverApi, attribute, is_sticky};
+use metrale_registry::{CudaHost, HostError, LookUp, LookUpObserver, MetraleRegistry, TeardownSink};
+use metrale_telemetry::{KernelAudit, Lookup, ModuleLoad, Need, kernel_audit, run_metrics};
+use parking_lot::Mutex;
+
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
 use crate::config::{BackendConfig, small_most};
@@ -18,12 +26,6 @@ use crate::parts::{HAS_REDZONE, TIMES_SPANS};
 use crate::redzone::{MAX_BAND_BYTES, Zones};
 use crate::signature::Signatures;
 use crate::span_table::Timing;
-use core::fmt;
-use metrale_driver_sys::{CUDA_ERROR_INVALID_VALUE, DriverApi, attribute, is_sticky};
-use metrale_registry::{CudaHost, HostError, LookUp, LookUpObserver, MetraleRegistry, TeardownSink};
-use metrale_telemetry::{KernelAudit, Lookup, ModuleLoad, Need, kernel_audit, run_metrics};
-use parking_lot::Mutex;
-use std::sync::Arc;
 
 /// Makes a [`MetraleCudaBackend`]; from [`MetraleCudaBackend::builder`].
 #[derive(Clone, Default)]

@@ -11,13 +11,14 @@
 //! | `METRALE_REDZONE_FILL` | [`RedzoneConfig::fill`] | a decimal byte; 238 if unset |
 //! | `METRALE_REDZONE_TRACE_IDX` | [`RedzoneConfig::trace_index`] | the creation index whose backtrace is logged |
 
-use crate::parts::KEEPS_LEDGER;
-use metrale_ledger::SMALL_ALLOC_CHUNK;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use metrale_ledger::SMALL_ALLOC_CHUNK;
+
 use crate::environment::{ConfigError, number};
 use crate::memory::CgroupLimit;
+use crate::parts::KEEPS_LEDGER;
 use crate::redzone::RedzoneConfig;
 
 /// The variable for [`BackendConfig::debug_sync_kernels`].

@@ -44,10 +44,11 @@ impl MetraleCudaBackend {
         doing: &'static str,
         named: impl FnOnce() -> String,
     ) -> Result<()> {
-        let _ordered = self.graph_client().shared.exclude_event_calls();
+        let _ordered = self.graph_client().shared.exclude_calls_of(event);
         let wait = self.may_wait(stream, event, doing)?;
         // SAFETY: no memory is passed; the caller's promise for event and stream.
-        let answer = unsafe { ask!(self.driver(), cuStreamWaitEvent(stream.raw(), event.raw(), 0)) };
+        let ask = || unsafe { ask!(self.driver(), cuStreamWaitEvent(stream.raw(), event.raw(), 0)) };
+        let answer = self.ask_bound(doing, ask);
         self.waited(stream, event, wait, doing, answer);
         answer.map_err(|error| {
             failed(error, format!("making stream {stream:#x} wait for {}", named()), stale(error))

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The look at whether a context is lost, after a call that was refused.
 
+use metrale_driver_sys::{DriverError, DriverFn, check, is_sticky};
+
 use crate::backend::MetraleCudaBackend;
 use crate::raw_handles::StreamHandle;
-use metrale_driver_sys::{DriverError, DriverFn, check, is_sticky};
 
 impl MetraleCudaBackend {
     /// After a launch or fill that failed: waits for its stream to learn whether the context is lost, and latches that.

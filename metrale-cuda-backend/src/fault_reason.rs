@@ -2,6 +2,7 @@
 //! [`FaultReason`]: why a context is lost.
 
 use core::fmt;
+
 use metrale_driver_sys::DriverError;
 
 /// Why a context is lost: the first answer that told of it.

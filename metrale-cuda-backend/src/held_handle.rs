@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Streams and events in use: looked up and kept alive for a call, and destroyed.
 
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use metrale_driver_sys::{DriverError, is_sticky};
+use metrale_registry::is_teardown_noop;
+
 use crate::backend::MetraleCudaBackend;
 use crate::call::ask;
 use crate::error::BadArgument;
 use crate::handles::{HandleEntry, Kind};
 use crate::raw_handles::{EventHandle, StreamHandle};
-use metrale_driver_sys::{DriverError, is_sticky};
-use metrale_registry::is_teardown_noop;
-use std::collections::BTreeMap;
-use std::fmt;
-use std::sync::Arc;
 
 /// A handle that stays alive until this is dropped.
 #[must_use = "the handle is kept alive only as long as this is held"]

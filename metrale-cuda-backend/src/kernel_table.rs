@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! [`Kernels`]: what is known of the kernels that were looked up.
 
-use crate::signature::{Signature, Signatures};
+use std::sync::Arc;
+
 use metrale_telemetry::{KernelAudit, KernelUsage, run_metrics};
 use parking_lot::RwLock;
 use rustc_hash::FxHashMap;
-use std::sync::Arc;
+
+use crate::signature::{Signature, Signatures};
 
 /// What is known of a kernel. It never changes.
 pub(crate) struct KernelInfo {

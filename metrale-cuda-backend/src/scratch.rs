@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Scratch memory of operations: given out, outgrown, freed.
 
+use std::panic::Location;
+
+use metrale_driver_sys::{CU_EVENT_DISABLE_TIMING, CUevent, DriverError};
+use metrale_ledger::AllocKind;
+
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
 use crate::error::{BadArgument, Result};
@@ -9,9 +14,6 @@ use crate::graph::Reach;
 use crate::memory::{ArenaOwner, FREE_AFTER};
 use crate::op_cache::{Outgrown, Scratch, Scratches};
 use crate::raw_handles::{DevicePtr, StreamHandle};
-use metrale_driver_sys::{CU_EVENT_DISABLE_TIMING, CUevent, DriverError};
-use metrale_ledger::AllocKind;
-use std::panic::Location;
 
 impl MetraleCudaBackend {
     /// Drops the handles and outgrows all scratch memory.

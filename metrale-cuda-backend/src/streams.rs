@@ -86,22 +86,23 @@ impl GpuStreams for MetraleCudaBackend {
 
     fn synchronize_stream(&self, stream: StreamHandle) -> Result<()> {
         const WHAT: &str = "waiting for a stream";
-        let _bound = self.bound(WHAT)?;
+        let _bound = self.bound_for(stream, WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
         self.outside_capture(Reach::Stream(stream), WHAT, NOTHING_TO_WAIT_FOR)?;
         count_sync();
         // SAFETY: no memory is passed; the stream is held.
-        unsafe { ask!(self.driver(), cuStreamSynchronize(stream.raw())) }
-            .doing(|| format!("waiting for stream {stream:#x}"))
+        let ask = || unsafe { ask!(self.driver(), cuStreamSynchronize(stream.raw())) };
+        self.ask_bound(WHAT, ask).doing(|| format!("waiting for stream {stream:#x}"))
     }
 
     fn query_stream(&self, stream: StreamHandle) -> Result<bool> {
         const WHAT: &str = "asking whether a stream is done";
-        let _bound = self.bound(WHAT)?;
+        let _bound = self.bound_for(stream, WHAT)?;
         let _held = self.hold_stream(stream, WHAT)?;
         self.outside_capture(Reach::Stream(stream), WHAT, NOTHING_TO_WAIT_FOR)?;
         // SAFETY: no memory is passed; the stream is held.
-        match unsafe { ask!(self.driver(), cuStreamQuery(stream.raw())) } {
+        let ask = || unsafe { ask!(self.driver(), cuStreamQuery(stream.raw())) };
+        match self.ask_bound(WHAT, ask) {
             Err(error) if error.status == CUDA_ERROR_NOT_READY => Ok(false),
             answer => {
                 answer.doing(|| format!("asking whether stream {stream:#x} is done"))?;
@@ -137,18 +138,19 @@ impl GpuStreams for MetraleCudaBackend {
 
     fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
         const WHAT: &str = "recording an event";
-        let _bound = self.bound(WHAT)?;
+        let _bound = self.bound_for(stream, WHAT)?;
         let _held = (self.hold_event(event, WHAT)?, self.hold_stream(stream, WHAT)?);
-        let _ordered = self.graph_client().shared.exclude_event_calls();
+        let _ordered = self.graph_client().shared.exclude_calls_of(event);
         // SAFETY: no memory is passed; event and stream are held.
-        unsafe { ask!(self.driver(), cuEventRecord(event.raw(), stream.raw())) }
+        let ask = || unsafe { ask!(self.driver(), cuEventRecord(event.raw(), stream.raw())) };
+        self.ask_bound(WHAT, ask)
             .inspect(|()| self.event_recorded(event, stream))
             .doing(|| format!("recording event {event:#x} on stream {stream:#x}"))
     }
 
     fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
         const WHAT: &str = "making a stream wait for an event";
-        let _bound = self.bound(WHAT)?;
+        let _bound = self.bound_for(stream, WHAT)?;
         let _held = (self.hold_event(event, WHAT)?, self.hold_stream(stream, WHAT)?);
         // SAFETY: event and stream are held.
         unsafe { self.queue_wait(stream, event, WHAT, || format!("event {event:#x}")) }
@@ -156,11 +158,12 @@ impl GpuStreams for MetraleCudaBackend {
 
     fn query_event(&self, event: EventHandle) -> Result<bool> {
         const WHAT: &str = "asking whether an event has passed";
-        let _bound = self.bound(WHAT)?;
+        let _bound = self.bound_for(self.own_stream(), WHAT)?;
         let _held = self.hold_event(event, WHAT)?;
         self.outside_capture(Reach::Event(event), WHAT, CAPTURED)?;
         // SAFETY: no memory is passed; the event is held.
-        match unsafe { ask!(self.driver(), cuEventQuery(event.raw())) } {
+        let ask = || unsafe { ask!(self.driver(), cuEventQuery(event.raw())) };
+        match self.ask_bound(WHAT, ask) {
             Err(error) if error.status == CUDA_ERROR_NOT_READY => Ok(false),
             answer => {
                 answer.map_err(|error| {
@@ -173,11 +176,12 @@ impl GpuStreams for MetraleCudaBackend {
 
     fn synchronize_event(&self, event: EventHandle) -> Result<()> {
         const WHAT: &str = "waiting for an event";
-        let _bound = self.bound(WHAT)?;
+        let _bound = self.bound_for(self.own_stream(), WHAT)?;
         let _held = self.hold_event(event, WHAT)?;
         self.outside_capture(Reach::Event(event), WHAT, CAPTURED)?;
         // SAFETY: no memory is passed; the event is held.
-        unsafe { ask!(self.driver(), cuEventSynchronize(event.raw())) }
+        let ask = || unsafe { ask!(self.driver(), cuEventSynchronize(event.raw())) };
+        self.ask_bound(WHAT, ask)
             .map_err(|error| failed(error, format!("waiting for event {event:#x}"), stale(error)))
     }
 
@@ -220,7 +224,7 @@ impl GpuStreams for MetraleCudaBackend {
 
     fn wait_peer_event(&self, stream: StreamHandle, of: &dyn GpuBackend, event: EventHandle) -> Result<()> {
         const WHAT: &str = "making a stream wait for another backend's event";
-        let _bound = self.bound(WHAT)?;
+        let _bound = self.bound_for(stream, WHAT)?;
         let of = self.peer(of)?;
         self.shares_its_driver(WHAT, of)?;
         let _held = (of.hold_event(event, WHAT)?, self.hold_stream(stream, WHAT)?);

@@ -8,7 +8,7 @@ use std::thread;
 
 use common::{KERNELS, KIB, MIB, backend, sim_with_kernels};
 use metrale_cuda_backend::{
-    BackendConfig, DriverApi, GpuBackend, KernelLaunch, LEGACY_STREAM, MetraleCudaBackend,
+    BackendConfig, DriverApi, GpuBackend, KernelLaunch, LEGACY_STREAM, MetraleCudaBackend, Result,
 };
 use metrale_driver_sim::{Profile, SimDriver, on_both_drivers};
 
@@ -149,6 +149,33 @@ on_both_drivers! {
                 assert_eq!(word(replayed), 0x0101_0101);
             }
         }
+        // Streams and events say themselves where they are, the driver's own streams do not.
+        let event = backend.create_event().unwrap();
+        let mut back = [0; 4];
+        for on in [stream, backend.stream(), LEGACY_STREAM] {
+            let each: [&dyn Fn() -> Result<()>; 8] = [
+                &|| backend.memset_async(launched, 9, 4, on),
+                &|| backend.memset_d32_async(launched, 0x0a0a_0a0a, 1, on),
+                &|| backend.copy_d2d_async(launched, replayed, 4, on),
+                &|| backend.record_event(event, on),
+                &|| backend.wait_event(on, event),
+                &|| backend.synchronize_event(event),
+                &|| backend.synchronize_stream(on),
+                &|| backend.query_event(event).and(backend.query_stream(on)).map(drop),
+            ];
+            for (index, call) in each.iter().enumerate() {
+                take_away();
+                call().unwrap_or_else(|error| panic!("call {index} on {on}: {error:#}"));
+            }
+            take_away();
+            backend.copy_d2h_on_stream(replayed, &mut back, on).unwrap();
+            assert_eq!(back, [10; 4], "{on}");
+            take_away();
+            backend.copy_h2d_async(&[1, 2, 3, 4], replayed, on).unwrap();
+            backend.synchronize_stream(on).unwrap();
+            assert_eq!(word(replayed), u32::from_ne_bytes([1, 2, 3, 4]), "{on}");
+        }
+        backend.destroy_event(event).unwrap();
         if let Some(graph) = graph {
             backend.destroy_graph(graph).unwrap();
         }
@@ -259,6 +286,19 @@ fn a_call_works_on_its_own_device_and_leaves_the_thread_the_context_it_had() {
     assert_eq!((back, current()), ([3; 4096], theirs));
     assert_eq!(second.memory_info().unwrap(), before, "nothing of the other device's was used");
     assert_eq!(first.memory_info().unwrap().total_bytes, first.total_memory());
+    // What goes where its stream or event says needs no look at which context is current.
+    let (stream, event) = (first.create_stream().unwrap(), first.create_event().unwrap());
+    second.bind_to_thread().unwrap();
+    first.memset_async(held[0], 5, 4096, stream).unwrap();
+    first.record_event(event, stream).unwrap();
+    first.wait_event(first.stream(), event).unwrap();
+    first.copy_d2d_async(held[0], held[2], 4096, first.stream()).unwrap();
+    first.synchronize_stream(first.stream()).unwrap();
+    assert!(first.query_event(event).unwrap() && first.query_stream(stream).unwrap());
+    first.copy_d2h(held[2], &mut back).unwrap();
+    assert_eq!((back, current()), ([5; 4096], theirs));
+    first.destroy_event(event).unwrap();
+    first.destroy_stream(stream).unwrap();
     let there = second.alloc(4096).unwrap();
     for ptr in held {
         first.free(ptr).unwrap();

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The causes of errors that belong to no part of the backend.
 
-use crate::error::failure::{Cause, ErrorKind, Remedy, causes, remedy_of_status};
-use crate::fault_reason::FaultReason;
 use metrale_driver_sys::{CUDA_ERROR_OUT_OF_MEMORY, DriverError};
 use metrale_registry::{HostError, LaunchError, RegistryError};
+
+use crate::error::failure::{Cause, ErrorKind, Remedy, causes, remedy_of_status};
+use crate::fault_reason::FaultReason;
 
 /// A driver call that failed while the context stays usable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

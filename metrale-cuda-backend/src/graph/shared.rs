@@ -20,7 +20,10 @@ use crate::graph::captures::{Capture, Captures, Reach};
 use crate::graph::pins::Pins;
 use crate::handle_tombstones::HandleTombstones;
 use crate::memory::FollowedRanges;
-use crate::raw_handles::{GraphHandle, HandleId, StreamHandle};
+use crate::raw_handles::{EventHandle, GraphHandle, HandleId, StreamHandle};
+
+/// Locks that events share by their numbers.
+const EVENT_LOCKS: usize = 32;
 
 /// A graph that can be launched.
 #[derive(Debug)]
@@ -153,9 +156,9 @@ pub(crate) struct SharedGraphs {
     state: Mutex<SharedState>,
     /// What copies and fills follow right now.
     pub(crate) followed: FollowedRanges,
-    /// Locked over each record of an event and each wait for one, from the check to the note: otherwise the driver could make
+    /// One by event, locked over each record of it and each wait for it, from the check to the note: otherwise the driver could make
     /// a stream take part in a capture by a record that is not noted yet. Locked before all others.
-    event_calls: Mutex<()>,
+    event_calls: [Mutex<()>; EVENT_LOCKS],
 }
 
 impl SharedGraphs {
@@ -182,9 +185,10 @@ impl SharedGraphs {
         Ok(BorrowedCopy { shared: self, stream: stream.raw() })
     }
 
-    /// Keeps other records of events, and waits for events, from being made.
-    pub(crate) fn exclude_event_calls(&self) -> MutexGuard<'_, ()> {
-        self.event_calls.lock()
+    /// Keeps other records of this event, and waits for it, from being made, by whichever backend.
+    pub(crate) fn exclude_calls_of(&self, event: EventHandle) -> MutexGuard<'_, ()> {
+        // Handles are addresses of objects of some hundred bytes.
+        self.event_calls[(event.raw() >> 8) as usize % EVENT_LOCKS].lock()
     }
 
     /// Whether a capture is in flight. One relaxed load: a thread sees its own captures, and another thread's as soon as

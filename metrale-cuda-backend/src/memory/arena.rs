@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Allocating arenas that a value of this crate owns.
 
+use std::panic::Location;
+
+use metrale_ledger::{AllocKind, Whois};
+
 use super::owned_arenas::ArenaOwner;
 use crate::backend::MetraleCudaBackend;
 use crate::error::Result;
 use crate::parts::KEEPS_LEDGER;
 use crate::raw_handles::DevicePtr;
-use metrale_ledger::{AllocKind, Whois};
-use std::panic::Location;
 
 impl MetraleCudaBackend {
     /// Allocates an arena with an owner.

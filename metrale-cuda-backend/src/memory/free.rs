@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How much memory can be had: the driver's figure, the effective one, the cheap one.
 
-use crate::binding::Bound;
-use crate::graph::Reach;
-use crate::memory::info::memory_info_of;
 use std::path::Path;
 use std::time::Instant;
 
@@ -15,8 +12,11 @@ use super::{
     PolledFree, effective_free,
 };
 use crate::backend::MetraleCudaBackend;
+use crate::binding::Bound;
 use crate::call::{Doing, ask};
 use crate::error::Result;
+use crate::graph::Reach;
+use crate::memory::info::memory_info_of;
 
 /// Questions to the driver before a figure is taken though the ledger changed meanwhile.
 const TRIES: usize = 4;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Freeing what owners give up: now, or as soon as it may be.
 
+use metrale_ledger::{AllocKind, file_line};
+
 use super::owned::{OwnedMemory, Site, may_later};
 use crate::backend::MetraleCudaBackend;
 use crate::error::Result;
-use metrale_ledger::{AllocKind, file_line};
 
 impl MetraleCudaBackend {
     /// Frees what its owners gave up before and what may be freed now; whether anything was. Costs a relaxed load where

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What the driver says of the device's memory.
 
-use crate::call::ask;
 use core::fmt;
-use metrale_driver_sys::DriverApi;
 
+use metrale_driver_sys::DriverApi;
 use metrale_driver_sys::DriverError;
 use metrale_ledger::ByteSize;
 
+use crate::call::ask;
 use crate::error::Result;
 
 /// The driver's figures at one moment, for the whole device: every process counts.

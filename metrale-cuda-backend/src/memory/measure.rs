@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Measuring what the driver takes beside allocations.
 
+use std::sync::atomic::Ordering;
+
+use metrale_ledger::SMALL_ALLOC_CHUNK;
+
 use super::cost::{Cost, LOOKS, Moving};
 use crate::backend::MetraleCudaBackend;
 use crate::error::Result;
-use metrale_ledger::SMALL_ALLOC_CHUNK;
-use std::sync::atomic::Ordering;
 
 impl MetraleCudaBackend {
     /// Does something that may make the driver take memory, and notes how much it took: the change of its used bytes less

@@ -93,6 +93,8 @@ impl MetraleCudaBackend {
 
     /// What the driver takes an address for; `None` where it does not know it.
     pub(crate) fn memory_type(&self, addr: u64) -> Result<Option<CUmemorytype>> {
+        // The work on a stream that asks has not made it current.
+        let _bound = self.bound("asking what memory is at an address")?;
         let mut kind: CUmemorytype = 0;
         let data = (&raw mut kind).cast::<c_void>();
         // SAFETY: the result pointer is a local of the attribute's type; the address is only looked up.

@@ -2,8 +2,9 @@
 //! A cheap poll of the free memory: the driver's last figure, corrected by what the ledger knows has changed since.
 
 use core::time::Duration;
-use parking_lot::Mutex;
 use std::time::Instant;
+
+use parking_lot::Mutex;
 
 use super::MemoryInfo;
 

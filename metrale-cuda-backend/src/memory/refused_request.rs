@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What an allocation that does not fit is told: who holds what, and what would have to go.
 
+use std::panic::Location;
+
+use metrale_driver_sys::DriverError;
+use metrale_ledger::{AllocKind, SMALL_ALLOC_CHUNK, Snapshot};
+
 use super::host_limit::HostMost;
 use super::out_of_memory::{Holder, OutOfMemory, Verdict};
 use crate::backend::MetraleCudaBackend;
-use metrale_driver_sys::DriverError;
-use metrale_ledger::{AllocKind, SMALL_ALLOC_CHUNK, Snapshot};
-use std::panic::Location;
 
 /// Events shown, where any are kept.
 const EVENTS: usize = 10;

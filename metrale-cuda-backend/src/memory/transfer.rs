@@ -48,7 +48,7 @@ impl MetraleCudaBackend {
         what: &'static str,
         borrowing: Option<&'static str>,
     ) -> Result<OnStream<'_>> {
-        let bound = self.bound(what)?;
+        let bound = self.bound_for(stream, what)?;
         let held = self.hold_stream(stream, what)?;
         let borrowed = borrowing.map(|advice| self.borrow_on(stream, what, advice)).transpose()?;
         self.not_beside_capture(stream, what)?;
@@ -106,12 +106,12 @@ impl MetraleCudaBackend {
         stream: StreamHandle,
         host: Option<u64>,
         extra: Option<LaunchArg>,
-        call: impl FnOnce() -> Result<(), DriverError>,
+        call: impl Fn() -> Result<(), DriverError>,
     ) -> Result<()> {
         transfer.trace(extra);
         let device = [transfer.src, transfer.dst].map(|ptr| ptr.map(|ptr| ptr.0));
         let submission = self.submission(stream, transfer.what, Uses::Ends { device, host })?;
-        let answer = call();
+        let answer = self.ask_bound(transfer.what, call);
         submission.answered(answer);
         // SAFETY: the caller's promise.
         answer.map_err(|error| unsafe { self.transfer_failed(transfer, error, stream) })
