@@ -207,7 +207,13 @@ impl SharedGraphs {
     /// pinned. `None`, for two relaxed loads, where nothing is.
     #[inline]
     pub(crate) fn lock_pins(&self) -> Option<MutexGuard<'_, SharedState>> {
-        (self.pinned.load(Relaxed) != 0 || self.is_capturing()).then(|| self.state.lock())
+        self.may_pin().then(|| self.state.lock())
+    }
+
+    /// Whether anything is pinned, or a capture could pin something now. Two relaxed loads.
+    #[inline]
+    pub(crate) fn may_pin(&self) -> bool {
+        self.pinned.load(Relaxed) != 0 || self.is_capturing()
     }
 }
 

@@ -27,7 +27,7 @@ impl GpuMemory for MetraleCudaBackend {
 
     #[track_caller]
     fn free(&self, ptr: DevicePtr) -> Result<()> {
-        self.free_kind(ptr, AllocKind::Device, "free", None)
+        self.free_device(ptr)
     }
 
     #[track_caller]

@@ -17,9 +17,9 @@
 use std::panic::Location;
 
 use metrale_driver_sys::is_sticky;
-use metrale_ledger::AllocKind;
+use metrale_ledger::{AllocKind, AllocRecord};
 
-use super::alloc::{ALLOCATE_BEFORE, ALLOCATING};
+use super::alloc::{ALLOCATE_BEFORE, ALLOCATING, FREEING};
 use crate::backend::MetraleCudaBackend;
 use crate::call::Doing;
 use crate::error::Result;
@@ -56,6 +56,46 @@ impl MetraleCudaBackend {
             Ok(None) => self.record_in_own_page(addr, bytes, site),
             Err(misuse) => Err(self.refused_record(addr, addr, bytes, &misuse).into()),
         }
+    }
+
+    /// Frees device memory by the path that fits.
+    #[inline]
+    #[track_caller]
+    pub(crate) fn free_device(&self, ptr: DevicePtr) -> Result<()> {
+        let shared = &self.graph_client().shared;
+        if ptr.is_null() || self.small_most() == 0 || self.latch().reason().is_some() || shared.may_pin() {
+            return self.free_kind(ptr, AllocKind::Device, "free", None);
+        }
+        let site = Location::caller();
+        // Nothing captures and nothing is pinned, so that only the ledger and the driver have a say.
+        let record = match self.ledger_writer().ledger().try_forget(ptr.0) {
+            Ok(record) => record,
+            Err(cause) => return Err(self.not_forgotten(&cause, ptr.0, "free", site)),
+        };
+        // A capture that began since may have come to use it; the lock of the ledger makes that seen.
+        if shared.may_pin() {
+            return self.free_seen_by_capture(ptr, record, site);
+        }
+        let _moving = self.moves(record.bytes);
+        match self.driver_free(ptr.0) {
+            Ok(()) => Ok(()),
+            Err(error) => self.not_freed(error, ptr, Some(&record), FREEING),
+        }
+    }
+
+    /// Frees what was just taken off the ledger, unless a capture uses it.
+    #[cold]
+    fn free_seen_by_capture(
+        &self,
+        ptr: DevicePtr,
+        record: AllocRecord,
+        site: &'static Location<'static>,
+    ) -> Result<()> {
+        if let Err(pinned) = self.unpinned(ptr.0, AllocKind::Device, "free", site) {
+            self.ledger_writer().restore(ptr.0, Some(&record));
+            return Err(pinned.into());
+        }
+        self.free_forgotten(ptr, AllocKind::Device, Some(record))
     }
 
     /// Records what lies in a page of its own, if it came from this context.
