@@ -14,7 +14,7 @@ fn main() -> metrale_cuda_backend::Result<()> {
     tracing_subscriber::fmt().with_target(false).without_time().with_ansi(false).init();
 
     let driver = Arc::new(SimDriver::new(Profile::rtx()));
-    let backend = MetraleCudaBackend::builder().driver(driver).build()?;
+    let backend = Arc::new(MetraleCudaBackend::builder().driver(driver).build()?);
     println!("on {} ({})\n", backend.facts().name, backend.memory_info()?);
 
     let mut weights = Vec::new();
@@ -33,7 +33,7 @@ fn main() -> metrale_cuda_backend::Result<()> {
     println!("{}", backend.alloc_report(10, 0));
 
     // An engine sees the trait only.
-    let engine: &dyn GpuBackend = &backend;
+    let engine: Arc<dyn GpuBackend> = backend;
     engine.free(weights[0])?;
     println!("a second free:\n  {:#}\n", engine.free(weights[0]).unwrap_err());
     println!("a copy past the end:\n  {:#}\n", engine.copy_h2d(&[0; 20_000], weights[2]).unwrap_err());

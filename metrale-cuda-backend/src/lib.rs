@@ -123,8 +123,8 @@ pub use graph::{
 pub use launch::{KernelFault, KernelLaunch};
 pub use memory::{
     ARENA_GRANULE, ArenaError, Copy2d, CopyOutOfBounds, End, FoundMemory, FreeError, Freed, Holder,
-    MemoryInfo, NotDeviceMemory, OutOfMemory, OwnedMemory, PackedArena, PinnedBuffer, PinnedPtr, Side,
-    StalePinned, Uploader, Verdict,
+    MemoryInfo, NotDeviceMemory, OutOfMemory, OwnedMemory, PackedArena, PinnedPtr, Side, StalePinned,
+    Uploader, Verdict,
 };
 pub use merged_report::{DeviceLedger, MergedReport};
 pub use metrale_driver_sys::{CUtensorMap, DriverApi, DriverError, DriverFn};
@@ -139,7 +139,9 @@ pub use metrale_registry::{
 };
 pub use n_tile::NTileError;
 pub use op_cache::{OpHandle, Scratch};
-pub use owners::{Capture, DeviceBuffer, DeviceSlice, DeviceSliceMut, Event, Graph, SharedBackend, Stream};
+pub use owners::{
+    Capture, DeviceBuffer, DeviceSlice, DeviceSliceMut, Event, Graph, PinnedBuffer, SharedBackend, Stream,
+};
 #[allow(unused_imports, unreachable_pub, reason = "what there is depends on the features")]
 pub use parts::*;
 pub use raw_handles::{DevicePtr, EventHandle, GraphHandle, KernelHandle, LEGACY_STREAM, StreamHandle};

@@ -7,10 +7,11 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use common::hooked::HookedDriver;
+use common::pinned::PinnedGuard;
 use common::{KERNELS, backend, backend_with_kernels, logged, sim, sim_with_kernels, words32};
 use metrale_cuda_backend::{
     BackendConfig, ConfigError, DEBUG_SYNC_KERNELS, DriverFn, GpuBackend, HostError, KernelLaunch,
-    MetraleCudaBackend, PinnedBuffer, RegistryError, Remedy, cause,
+    MetraleCudaBackend, RegistryError, Remedy, cause,
 };
 use metrale_driver_sim::{FaultDriver, Profile, SimDriver};
 
@@ -52,7 +53,7 @@ fn a_driver_with_the_basics_alone_runs_a_model() {
     let backend = backend_with_kernels(driver);
     let stream = backend.create_stream().unwrap();
     let at = backend.alloc(1024).unwrap();
-    let mut pinned = PinnedBuffer::new(&backend, 1024).unwrap();
+    let mut pinned = PinnedGuard::new(&backend, 1024).unwrap();
     pinned.fill(3);
     backend.copy_h2d(&pinned, at).unwrap();
     backend.memset_async(at, 0, 512, stream).unwrap();

@@ -5,10 +5,11 @@ mod common;
 
 use std::sync::Arc;
 
+use common::pinned::PinnedGuard;
 use common::{KIB, MIB, address, backend};
 use metrale_cuda_backend::{
     BadArgument, CallFailed, Copy2d, CopyOutOfBounds, DevicePtr, DriverApi, End, LEGACY_STREAM,
-    MetraleCudaBackend, NotDeviceMemory, PinnedBuffer, Side,
+    MetraleCudaBackend, NotDeviceMemory, Side,
 };
 use metrale_driver_sim::{PageableCopies, Profile, SimDriver, on_both_drivers};
 
@@ -99,7 +100,7 @@ on_both_drivers! {
         backend.synchronize_stream(stream).unwrap();
         assert_eq!(read(&backend, at, bytes), pattern(bytes, 1), "pageable");
 
-        let mut pinned = PinnedBuffer::new(&backend, bytes).unwrap();
+        let mut pinned = PinnedGuard::new(&backend, bytes).unwrap();
         pinned.copy_from_slice(&pattern(bytes, 2));
         backend.copy_h2d_async(&pinned, at, stream).unwrap();
         pinned.fill(0xEE);
@@ -116,8 +117,8 @@ on_both_drivers! {
         let bytes = 256 * KIB;
         let at = backend.alloc(bytes).unwrap();
         let stream = backend.create_stream().unwrap();
-        let mut source = PinnedBuffer::new(&backend, bytes).unwrap();
-        let mut back = PinnedBuffer::new(&backend, bytes).unwrap();
+        let mut source = PinnedGuard::new(&backend, bytes).unwrap();
+        let mut back = PinnedGuard::new(&backend, bytes).unwrap();
         source.copy_from_slice(&pattern(bytes, 3));
         // SAFETY: the source is neither changed nor freed before the stream is synchronized below.
         unsafe { backend.copy_h2d_async_retained(source.as_ptr(), bytes, at, stream) }.unwrap();
@@ -278,7 +279,7 @@ on_both_drivers! {
     }
 
     an_uploader_brings_every_byte_whatever_the_sizes(driver) {
-        let backend = backend(driver);
+        let backend = std::sync::Arc::new(backend(driver));
         let mut uploader = metrale_cuda_backend::Uploader::new(&backend, 4096).unwrap();
         let sizes = [1, 4095, 4096, 4097, 0, 7, 20_000, 4096, 12_289, 3];
         let held: Vec<_> = sizes

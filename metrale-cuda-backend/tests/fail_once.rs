@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use common::{KERNELS, KIB, MIB, address, logged, sim_with_kernels};
 use metrale_cuda_backend::{
-    AllocKind, BackendConfig, Copy2d, DriverApi, DriverFn, Error, KernelLaunch, MetraleCudaBackend,
-    PinnedBuffer, Result, Uploader,
+    AllocKind, BackendConfig, Copy2d, DeviceBuffer, DriverApi, DriverFn, Error, KernelLaunch,
+    MetraleCudaBackend, PinnedBuffer, Result, Stream, Uploader,
 };
 use metrale_driver_sim::{FaultDriver, Leaks, SimDriver, TraceCall, TraceDriver};
 
@@ -89,13 +89,18 @@ struct Run {
 
 impl Run {
     /// The step's answer; an error is kept and ends the part.
-    fn step<T>(&mut self, backend: &MetraleCudaBackend, what: &'static str, answer: Result<T>) -> Option<T> {
+    fn step<T>(
+        &mut self,
+        backend: &Arc<MetraleCudaBackend>,
+        what: &'static str,
+        answer: Result<T>,
+    ) -> Option<T> {
         self.compare(backend, what);
         answer.map_err(|error| self.errors.push((what, error))).ok()
     }
 
     /// The ledger's live bytes are those that the driver has for this backend.
-    fn compare(&mut self, backend: &MetraleCudaBackend, what: &'static str) {
+    fn compare(&mut self, backend: &Arc<MetraleCudaBackend>, what: &'static str) {
         if !(self.comparable)() {
             return;
         }
@@ -116,21 +121,26 @@ macro_rules! step {
     }};
 }
 
-fn memory(run: &mut Run, backend: &MetraleCudaBackend) -> Option<()> {
+fn memory(run: &mut Run, backend: &Arc<MetraleCudaBackend>) -> Option<()> {
     let stream = backend.stream();
     let small = step!(run, backend, "alloc", backend.alloc(64 * KIB));
     let large = step!(run, backend, "alloc of pages", backend.alloc(3 * MIB));
     let managed = step!(run, backend, "alloc_managed", backend.alloc_managed(MIB));
-    let pinned = PinnedBuffer::new(backend, 64 * KIB);
+    let pinned = PinnedBuffer::<u8>::new(backend, 64 * KIB);
     let mut pinned = step!(run, backend, "alloc_pinned", pinned);
     step!(run, backend, "memory_info", backend.memory_info());
     step!(run, backend, "effective_free", backend.effective_free());
     step!(run, backend, "copy_h2d", backend.copy_h2d(&[1; 1000], small));
     step!(run, backend, "copy_h2d_async", backend.copy_h2d_async(&[2; 1000], small, stream));
-    step!(run, backend, "copy of pinned memory", backend.copy_h2d_async(&pinned, small, stream));
+    let own = Stream::of_backend(backend);
+    let mut buffer = step!(run, backend, "a buffer", DeviceBuffer::<u8>::new(backend, 64 * KIB));
+    step!(run, backend, "copy_from_pinned", own.copy_from_pinned(&pinned, &mut buffer));
+    step!(run, backend, "copy_to_pinned", own.copy_to_pinned(&buffer, &mut pinned));
+    step!(run, backend, "pinned elements", pinned.as_slice().map(|bytes| assert_eq!(bytes.len(), 64 * KIB)));
+    drop(buffer);
     step!(run, backend, "copy_d2d", backend.copy_d2d(small, large, 1000));
     step!(run, backend, "copy_d2d_async", backend.copy_d2d_async(small, large, 1000, stream));
-    step!(run, backend, "copy_d2h_on_stream", backend.copy_d2h_on_stream(small, &mut pinned, stream));
+    step!(run, backend, "copy_d2h_on_stream", backend.copy_d2h_on_stream(small, &mut [0; 100], stream));
     let square = Copy2d::device(small, 256, large, 512, 64, 16);
     // SAFETY: both sides are on the device.
     step!(run, backend, "copy_2d_async", unsafe { backend.copy_2d_async(&square, stream) });
@@ -153,7 +163,7 @@ fn memory(run: &mut Run, backend: &MetraleCudaBackend) -> Option<()> {
     Some(())
 }
 
-fn arenas(run: &mut Run, backend: &MetraleCudaBackend) -> Option<()> {
+fn arenas(run: &mut Run, backend: &Arc<MetraleCudaBackend>) -> Option<()> {
     let stream = step!(run, backend, "create_stream", backend.create_stream());
     let arena = step!(run, backend, "alloc_arena", backend.alloc_arena(3 * MIB));
     let packed = step!(run, backend, "packed_arena", backend.packed_arena(MIB));
@@ -168,7 +178,7 @@ fn arenas(run: &mut Run, backend: &MetraleCudaBackend) -> Option<()> {
     Some(())
 }
 
-fn streams(run: &mut Run, backend: &MetraleCudaBackend) -> Option<()> {
+fn streams(run: &mut Run, backend: &Arc<MetraleCudaBackend>) -> Option<()> {
     let (mine, theirs) = (backend.stream(), step!(run, backend, "create_stream", backend.create_stream()));
     let event = step!(run, backend, "create_event", backend.create_event());
     let start = step!(run, backend, "create_timing_event", backend.create_timing_event());
@@ -188,7 +198,7 @@ fn streams(run: &mut Run, backend: &MetraleCudaBackend) -> Option<()> {
     Some(())
 }
 
-fn graphs(run: &mut Run, backend: &MetraleCudaBackend) -> Option<()> {
+fn graphs(run: &mut Run, backend: &Arc<MetraleCudaBackend>) -> Option<()> {
     let stream = step!(run, backend, "create_stream", backend.create_stream());
     let fill = step!(run, backend, "kernel", backend.kernel("kernels", "fill"));
     step!(run, backend, "optional_kernel", backend.optional_kernel("kernels", "absent"));
@@ -196,16 +206,16 @@ fn graphs(run: &mut Run, backend: &MetraleCudaBackend) -> Option<()> {
     let at = step!(run, backend, "alloc", backend.alloc(4 * KIB));
     let launch = |value| KernelLaunch::new(fill).block([64, 1, 1]).ptr(at).u32(value).u32(64);
     // SAFETY: a pointer, a value and a count that fits the allocation; so below.
-    step!(run, backend, "launch", unsafe { launch(4).on_stream(backend, stream) });
+    step!(run, backend, "launch", unsafe { launch(4).on_stream(&**backend, stream) });
     step!(run, backend, "begin_capture", backend.begin_capture(stream));
     // SAFETY: as above.
-    step!(run, backend, "captured launch", unsafe { launch(5).on_stream(backend, stream) });
+    step!(run, backend, "captured launch", unsafe { launch(5).on_stream(&**backend, stream) });
     step!(run, backend, "captured fill", backend.memset_async(at, 1, 16, stream));
     let graph = step!(run, backend, "end_capture", backend.end_capture_named(stream, "step"));
     step!(run, backend, "launch_graph", backend.launch_graph(graph, stream));
     step!(run, backend, "begin_capture", backend.begin_capture(stream));
     // SAFETY: as above.
-    step!(run, backend, "captured launch", unsafe { launch(6).on_stream(backend, stream) });
+    step!(run, backend, "captured launch", unsafe { launch(6).on_stream(&**backend, stream) });
     step!(run, backend, "captured fill", backend.memset_async(at, 2, 16, stream));
     let _ = step!(run, backend, "update_graph", backend.update_graph(graph, stream));
     step!(run, backend, "launch_graph", backend.launch_graph(graph, stream));
@@ -218,7 +228,7 @@ fn graphs(run: &mut Run, backend: &MetraleCudaBackend) -> Option<()> {
     Some(())
 }
 
-fn diagnostics(run: &mut Run, backend: &MetraleCudaBackend) -> Option<()> {
+fn diagnostics(run: &mut Run, backend: &Arc<MetraleCudaBackend>) -> Option<()> {
     step!(run, backend, "alloc", backend.alloc(64 * KIB));
     step!(run, backend, "alloc_managed", backend.alloc_managed(64 * KIB));
     step!(run, backend, "scan_redzones_report", backend.scan_redzones_report());
@@ -229,7 +239,7 @@ fn diagnostics(run: &mut Run, backend: &MetraleCudaBackend) -> Option<()> {
 }
 
 /// What the drop finds.
-fn left_behind(run: &mut Run, backend: &MetraleCudaBackend) -> Option<()> {
+fn left_behind(run: &mut Run, backend: &Arc<MetraleCudaBackend>) -> Option<()> {
     let stream = step!(run, backend, "create_stream", backend.create_stream());
     step!(run, backend, "create_event", backend.create_event());
     let at = step!(run, backend, "alloc", backend.alloc(64 * KIB));
@@ -243,14 +253,14 @@ fn left_behind(run: &mut Run, backend: &MetraleCudaBackend) -> Option<()> {
     Some(())
 }
 
-type Part = fn(&mut Run, &MetraleCudaBackend) -> Option<()>;
+type Part = fn(&mut Run, &Arc<MetraleCudaBackend>) -> Option<()>;
 const PARTS: [Part; 6] = [memory, arenas, streams, graphs, diagnostics, left_behind];
 
 /// From making a backend to its drop.
 fn scenario(run: &mut Run, driver: Arc<dyn DriverApi>, config: &BackendConfig) {
     let builder = MetraleCudaBackend::builder().driver(driver).modules(&[("kernels", KERNELS)]);
     let backend = match builder.config(config.clone()).build() {
-        Ok(backend) => backend,
+        Ok(backend) => Arc::new(backend),
         Err(error) => return run.errors.push(("build", error)),
     };
     for part in PARTS {

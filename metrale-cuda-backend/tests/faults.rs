@@ -121,7 +121,7 @@ fn pinned_memory_that_can_be_neither_recorded_nor_freed_is_told_too() {
 #[test]
 fn an_uploader_that_is_not_made_tells_what_it_could_not_free() {
     let faulty = Arc::new(FaultDriver::new(sim()));
-    let backend = backend(faulty.clone());
+    let backend = Arc::new(backend(faulty.clone()));
     faulty.fail_nth(DriverFn::cuEventCreate, 2, 2);
     faulty.fail_every(DriverFn::cuMemFreeHost, 999);
     let (error, lines) = logged(|| Uploader::new(&backend, 4096).unwrap_err());

@@ -13,7 +13,7 @@ use common::hooked::HookedDriver;
 use common::{KERNELS, backend, forged_event, forged_stream, logged, sim, sim_with_kernels};
 use metrale_cuda_backend::{
     BackendConfig, BadArgument, Copy2d, DevicePtr, DriverApi, DriverFn, EventHandle, GraphHandle,
-    KernelLaunch, LEGACY_STREAM, MetraleCudaBackend, Remedy, StreamHandle, Uploader,
+    KernelLaunch, LEGACY_STREAM, MetraleCudaBackend, Remedy, StreamHandle,
 };
 use metrale_driver_sim::driver_sys::SCALE;
 use metrale_driver_sim::{TraceDriver, on_both_drivers};
@@ -723,15 +723,4 @@ fn threads_that_use_and_destroy_each_others_handles_never_show_the_driver_a_dead
     let ((), _) = logged(|| drop(backend));
     assert!(driver.diagnostics().is_empty(), "{:?}", driver.diagnostics());
     assert!(driver.leaks().is_empty(), "{:?}", driver.leaks());
-}
-
-#[test]
-fn an_uploader_that_is_forgotten_leaves_its_handles_to_the_drop() {
-    let driver = sim();
-    let backend = backend(driver.clone());
-    std::mem::forget(Uploader::new(&backend, 4096).unwrap());
-    let ((), lines) = logged(|| drop(backend));
-    assert!(lines.iter().any(|line| line.contains("1 stream and 2 events left")), "{lines:?}");
-    let leaks = driver.leaks();
-    assert!(leaks.streams.is_empty() && leaks.events.is_empty(), "{leaks:?}");
 }

@@ -6,10 +6,11 @@ mod common;
 use std::sync::Arc;
 
 use common::hooked::HookedDriver;
+use common::pinned::PinnedGuard;
 use common::{KERNELS, MIB, address, backend, sim, sim_with_kernels};
 use metrale_cuda_backend::{
     BackendConfig, Copy2d, DevicePtr, DriverApi, DriverFn, End, FoundMemory, MetraleCudaBackend,
-    NotDeviceMemory, PinnedBuffer, Remedy, Side, Uploader,
+    NotDeviceMemory, Remedy, Side, Uploader,
 };
 use metrale_driver_sim::driver_sys::{CU_MEM_ATTACH_GLOBAL, attribute};
 use metrale_driver_sim::{Profile, SimDriver, TraceDriver, on_both_drivers};
@@ -17,7 +18,7 @@ use metrale_driver_sim::{Profile, SimDriver, TraceDriver, on_both_drivers};
 /// The outcome of every copy and fill of 16 bytes with its device side at `wrong`, and which side that is. `good` is device
 /// memory.
 fn every_use(
-    backend: &MetraleCudaBackend,
+    backend: &Arc<MetraleCudaBackend>,
     good: DevicePtr,
     wrong: DevicePtr,
 ) -> Vec<(&'static str, End, metrale_cuda_backend::Result<()>)> {
@@ -63,7 +64,7 @@ fn every_use(
 
 /// All were refused for what was found at `wrong`.
 fn assert_refused(
-    backend: &MetraleCudaBackend,
+    backend: &Arc<MetraleCudaBackend>,
     good: DevicePtr,
     wrong: DevicePtr,
     found: impl Fn(&FoundMemory) -> bool,
@@ -77,7 +78,7 @@ fn assert_refused(
     }
 }
 
-fn assert_done(backend: &MetraleCudaBackend, good: DevicePtr, at: DevicePtr) {
+fn assert_done(backend: &Arc<MetraleCudaBackend>, good: DevicePtr, at: DevicePtr) {
     for (call, _, outcome) in every_use(backend, good, at) {
         outcome.unwrap_or_else(|error| panic!("{call}: {error:#}"));
     }
@@ -98,9 +99,9 @@ fn is_pinned(found: &FoundMemory) -> bool {
 
 on_both_drivers! {
     pinned_memory_is_no_device_memory(driver) {
-        let backend = backend(driver);
+        let backend = Arc::new(backend(driver));
         let good = backend.alloc(4096).unwrap();
-        let mut buffer = PinnedBuffer::new(&backend, 4096).unwrap();
+        let mut buffer = PinnedGuard::new(&backend, 4096).unwrap();
         buffer.fill(0x5A);
         let borrowed: &[u8] = &buffer;
         for offset in [0, 1024, 4096 - 16] {
@@ -112,7 +113,7 @@ on_both_drivers! {
     }
 
     memory_that_something_else_pinned_is_none_either(driver) {
-        let backend = backend(driver.clone());
+        let backend = Arc::new(backend(driver.clone()));
         let good = backend.alloc(4096).unwrap();
         let mut address = std::ptr::null_mut();
         // SAFETY: the result pointer is a local.
@@ -133,7 +134,7 @@ on_both_drivers! {
     }
 
     pageable_memory_does_not_change_whatever_the_device_reaches(driver) {
-        let backend = backend(driver);
+        let backend = Arc::new(backend(driver));
         let good = backend.alloc(4096).unwrap();
         let heap = vec![0x5A_u8; 4096];
         for (call, _, outcome) in every_use(&backend, good, address_of(heap.as_ptr())) {
@@ -144,7 +145,7 @@ on_both_drivers! {
     }
 
     managed_memory_and_device_memory_of_others_pass(driver) {
-        let backend = backend(driver.clone());
+        let backend = Arc::new(backend(driver.clone()));
         let good = backend.alloc(4096).unwrap();
         let managed = backend.alloc_managed(4096).unwrap();
         assert_done(&backend, good, managed);
@@ -169,7 +170,7 @@ on_both_drivers! {
 
 fn globals_pass(driver: Arc<dyn DriverApi>) {
     let builder = MetraleCudaBackend::builder().driver(driver).modules(&[("kernels", KERNELS)]);
-    let backend = builder.config(BackendConfig::default()).build().unwrap();
+    let backend = Arc::new(builder.config(BackendConfig::default()).build().unwrap());
     let (at, bytes) = backend.device_symbol("kernels", "steps").unwrap();
     let mut back = vec![0; bytes];
     backend.copy_d2h(at, &mut back).unwrap();
@@ -180,7 +181,7 @@ fn globals_pass(driver: Arc<dyn DriverApi>) {
 #[test]
 fn a_device_that_reaches_pageable_memory_is_not_given_an_address_it_does_not_know() {
     let trace = Arc::new(TraceDriver::new(Arc::new(SimDriver::new(Profile::gb10()))));
-    let backend = backend(trace.clone());
+    let backend = Arc::new(backend(trace.clone()));
     let good = backend.alloc(4096).unwrap();
     let heap = vec![0x5A_u8; 4096];
     let unknown = |found: &FoundMemory| *found == FoundMemory::Unknown { freed: None };
@@ -205,7 +206,7 @@ fn a_discrete_device_that_reaches_pageable_memory_is_told_by_its_attribute() {
         driver.answer_attribute(attribute::PAGEABLE_MEMORY_ACCESS, reaches);
         driver.answer_attribute(attribute::PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES, through_page_tables);
         let trace = Arc::new(TraceDriver::new(driver));
-        let backend = backend(trace.clone());
+        let backend = Arc::new(backend(trace.clone()));
         let good = backend.alloc(4096).unwrap();
         let heap = vec![0x5A_u8; 64];
         let error = backend.memset(address_of(heap.as_ptr()), 0, 64).unwrap_err();
@@ -221,7 +222,7 @@ fn a_discrete_device_that_reaches_pageable_memory_is_told_by_its_attribute() {
 
 #[test]
 fn what_was_freed_says_by_whom_there_too() {
-    let backend = backend(Arc::new(SimDriver::new(Profile::gb10())));
+    let backend = Arc::new(backend(Arc::new(SimDriver::new(Profile::gb10()))));
     let good = backend.alloc(4096).unwrap();
     let freed = backend.alloc(4 * MIB).unwrap();
     backend.free(freed).unwrap();
@@ -237,7 +238,7 @@ fn what_was_freed_says_by_whom_there_too() {
 fn what_a_device_that_reaches_pageable_memory_has_itself_passes() {
     let driver = Arc::new(SimDriver::new(Profile::gb10()));
     globals_pass(driver.clone());
-    let backend = backend(driver);
+    let backend = Arc::new(backend(driver));
     let (good, managed) = (backend.alloc(4096).unwrap(), backend.alloc_managed(4096).unwrap());
     assert_done(&backend, good, managed);
     backend.free(managed).unwrap();

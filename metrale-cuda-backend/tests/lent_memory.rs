@@ -8,9 +8,8 @@ use std::sync::Arc;
 use std::thread;
 
 use common::backend;
-use metrale_cuda_backend::{
-    ContextLost, DevicePtr, DriverApi, DriverFn, MetraleCudaBackend, PinnedBuffer, Remedy,
-};
+use common::pinned::PinnedGuard;
+use metrale_cuda_backend::{ContextLost, DevicePtr, DriverApi, DriverFn, MetraleCudaBackend, Remedy};
 use metrale_driver_sim::{FaultDriver, PageableCopies, Profile, SimDriver};
 
 const BYTES: usize = 4096;
@@ -63,7 +62,7 @@ fn a_source_is_not_read_after_its_copy_returned() {
         let backend = backend(faulty.clone());
         let (at, stream) = (filled(&backend, 0), backend.create_stream().unwrap());
         // Of those that the device reads by itself.
-        let mut source = PinnedBuffer::new(&backend, BYTES).unwrap();
+        let mut source = PinnedGuard::new(&backend, BYTES).unwrap();
         source.fill(7);
         refused.iter().for_each(|&(function, nth)| faulty.fail_nth(function, nth, 1));
         backend.copy_h2d_async(&source, at, stream).unwrap_err();
@@ -83,7 +82,7 @@ fn another_librarys_capture_does_not_keep_a_copy_from_being_waited_for() {
     let (sim, _) = late();
     let backend = backend(sim.clone());
     let (at, stream) = (filled(&backend, 0xEE), backend.create_stream().unwrap());
-    let mut source = PinnedBuffer::new(&backend, BYTES).unwrap();
+    let mut source = PinnedGuard::new(&backend, BYTES).unwrap();
     source.fill(7);
     let (driver, context) = (sim.clone(), backend.host().context());
     let captured = thread::spawn(move || {

@@ -5,10 +5,11 @@ mod common;
 
 use std::sync::Arc;
 
+use common::pinned::PinnedGuard;
 use common::{KERNELS, logged, sim_with_kernels};
 use metrale_cuda_backend::{
     BackendConfig, ContextLost, DevicePtr, DriverApi, DriverFn, FaultLatch, GpuBackend, KernelLaunch,
-    LaunchError, MetraleCudaBackend, PinnedBuffer, Remedy,
+    LaunchError, MetraleCudaBackend, Remedy,
 };
 use metrale_driver_sim::{FaultDriver, Profile, SimDriver, TraceDriver, on_both_drivers};
 
@@ -44,7 +45,7 @@ on_both_drivers! {
             let fill = backend.kernel("kernels", "fill").unwrap();
             let held: Vec<_> = (0..100).map(|_| backend.alloc(4096).unwrap()).collect();
             let event = backend.create_event().unwrap();
-            let pinned: Vec<_> = (0..10).map(|_| PinnedBuffer::new(&backend, 4096).unwrap()).collect();
+            let pinned: Vec<_> = (0..10).map(|_| PinnedGuard::new(&backend, 4096).unwrap()).collect();
             assert_eq!(backend.context_fault(), None);
 
             stray(&backend);

@@ -5,10 +5,11 @@ mod common;
 
 use std::sync::Arc;
 
+use common::pinned::PinnedGuard;
 use common::{KIB, MIB, backend};
 use metrale_cuda_backend::{
-    AllocEventKind, AllocKind, BackendConfig, DriverFn, FreedBy, MetraleCudaBackend, OutOfMemory,
-    PinnedBuffer, Remedy, Verdict,
+    AllocEventKind, AllocKind, BackendConfig, DriverFn, FreedBy, MetraleCudaBackend, OutOfMemory, Remedy,
+    Verdict,
 };
 use metrale_driver_sim::{FaultDriver, Profile, SimDriver};
 
@@ -112,7 +113,7 @@ fn what_can_never_fit_is_not_to_be_retried() {
         backend.alloc_arena(total + 1).map(drop),
         backend.alloc_managed(1 << 60).map(drop),
         backend.alloc_managed(usize::MAX).map(drop),
-        PinnedBuffer::new(&backend, 1 << 60).map(drop),
+        PinnedGuard::new(&backend, 1 << 60).map(drop),
         backend.op_scratch("never", 1 << 60, backend.stream()).map(drop),
     ];
     for (index, outcome) in never.into_iter().enumerate() {

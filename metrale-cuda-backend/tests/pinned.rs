@@ -6,10 +6,9 @@ mod common;
 use std::sync::Arc;
 
 use common::hooked::HookedDriver;
+use common::pinned::PinnedGuard;
 use common::{MIB, backend, logged, reused};
-use metrale_cuda_backend::{
-    AllocKind, ForgetError, FreeError, PinnedBuffer, PinnedPtr, Remedy, StalePinned, Uploader,
-};
+use metrale_cuda_backend::{AllocKind, ForgetError, FreeError, PinnedPtr, Remedy, StalePinned, Uploader};
 use metrale_driver_sim::on_both_drivers;
 
 on_both_drivers! {
@@ -19,7 +18,7 @@ on_both_drivers! {
         let before = backend.memory_info().unwrap();
         for _ in 0..2 {
             // The second round may well get the memory that the first has written.
-            let mut buffer = PinnedBuffer::new(&backend, MIB + 1).unwrap();
+            let mut buffer = PinnedGuard::new(&backend, MIB + 1).unwrap();
             assert!(buffer.iter().all(|&byte| byte == 0));
             assert_eq!((probe.pinned_bytes(), probe.pinned_count()), (MIB + 1, 1));
             assert_eq!((backend.live_bytes(), backend.resident_bytes()), (0, 0));
@@ -47,7 +46,7 @@ on_both_drivers! {
         let probe = backend.ledger_probe();
         let (stale, mut buffer) = reused(|| backend.alloc_pinned(4096).unwrap(), |pinned| {
             backend.free_pinned(*pinned).unwrap();
-            PinnedBuffer::new(&backend, 4096).unwrap()
+            PinnedGuard::new(&backend, 4096).unwrap()
         }, |pinned, buffer| pinned.as_ptr().cast_const() == buffer.as_ptr());
         buffer.fill(0x5A);
 
@@ -65,7 +64,7 @@ on_both_drivers! {
     }
 
     a_stale_handle_frees_no_uploaders_buffer(driver) {
-        let backend = backend(driver);
+        let backend = Arc::new(backend(driver));
         let at = backend.alloc(4096).unwrap();
         let probe = backend.ledger_probe();
         // The uploader's two buffers are the only pinned memory there is then.
@@ -135,6 +134,6 @@ fn of_many_threads_with_one_handle_one_frees_it() {
 #[test]
 fn memory_that_comes_dirty_is_cleaned() {
     let backend = backend(Arc::new(HookedDriver::new(common::sim())));
-    let buffer = PinnedBuffer::new(&backend, 5000).unwrap();
+    let buffer = PinnedGuard::new(&backend, 5000).unwrap();
     assert!(buffer.iter().all(|&byte| byte == 0));
 }

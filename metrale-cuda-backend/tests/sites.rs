@@ -5,8 +5,9 @@ mod common;
 
 use std::sync::Arc;
 
+use common::pinned::PinnedGuard;
 use common::{MIB, address, backend, logged, sim};
-use metrale_cuda_backend::{DevicePtr, GpuBackend, PinnedBuffer};
+use metrale_cuda_backend::{DevicePtr, GpuBackend};
 use metrale_ledger::{AllocKind, ForgetError};
 
 fn site_of(backend: &dyn GpuBackend, ptr: DevicePtr) -> String {
@@ -43,7 +44,7 @@ fn arenas_and_pinned_memory_have_it_too() {
     let face: &dyn GpuBackend = &backend;
     let (arena, arena_line) = (face.alloc_arena(100).unwrap(), line!());
     let (pinned, pinned_line) = (face.alloc_pinned(100).unwrap(), line!());
-    let (buffer, buffer_line) = (PinnedBuffer::new(&backend, 50).unwrap(), line!());
+    let (buffer, buffer_line) = (PinnedGuard::new(&backend, 50).unwrap(), line!());
     let probe = face.ledger_probe();
     let lines = |kind| -> Vec<u32> {
         probe.allocations_of(kind).iter().map(|(_, record)| record.site.line()).collect()

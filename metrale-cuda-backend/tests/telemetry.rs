@@ -5,8 +5,9 @@ mod common;
 
 use std::sync::Arc;
 
+use common::pinned::PinnedGuard;
 use common::{KERNELS, sim};
-use metrale_cuda_backend::{BackendConfig, DriverFn, KernelLaunch, MetraleCudaBackend, PinnedBuffer};
+use metrale_cuda_backend::{BackendConfig, DriverFn, KernelLaunch, MetraleCudaBackend};
 use metrale_driver_sim::{FaultDriver, Profile, SimDriver};
 use metrale_telemetry::{Counter, KernelAudit, LaunchKind, LookupState, run_metrics};
 
@@ -41,7 +42,7 @@ fn look_ups_waits_copies_and_launches_are_noted() {
     backend.copy_d2h(at, &mut [0; 100]).unwrap();
     backend.copy_d2h_on_stream(at, &mut [0; 50], backend.stream()).unwrap();
     backend.synchronize_stream(backend.stream()).unwrap();
-    let pinned = PinnedBuffer::new(&backend, 64).unwrap();
+    let pinned = PinnedGuard::new(&backend, 64).unwrap();
     backend.copy_h2d_async(&pinned, at, backend.stream()).unwrap();
     backend.copy_h2d_async(&[0; 64], at, backend.stream()).unwrap();
     let step = metrics.counters().snapshot().since(&before);

@@ -19,8 +19,8 @@ fn the_backend_and_its_handles_are_send_and_sync() {
     is_shareable::<metrale_cuda_backend::MetraleCudaBackend>();
     is_shareable::<Arc<dyn GpuBackend>>();
     is_shareable::<metrale_cuda_backend::PinnedPtr>();
-    is_shareable::<metrale_cuda_backend::PinnedBuffer<'_>>();
-    is_shareable::<metrale_cuda_backend::Uploader<'_>>();
+    is_shareable::<metrale_cuda_backend::PinnedBuffer<u64>>();
+    is_shareable::<metrale_cuda_backend::Uploader>();
     is_shareable::<metrale_cuda_backend::KernelLaunch>();
 }
 
@@ -255,8 +255,8 @@ on_both_drivers! {
 #[test]
 fn owners_may_be_dropped_on_a_thread_that_never_bound() {
     let driver = common::sim();
-    let backend = backend(driver.clone());
-    let buffer = metrale_cuda_backend::PinnedBuffer::new(&backend, 4096).unwrap();
+    let backend = Arc::new(backend(driver.clone()));
+    let buffer = metrale_cuda_backend::PinnedBuffer::<u8>::new(&backend, 4096).unwrap();
     let uploader = metrale_cuda_backend::Uploader::new(&backend, 4096).unwrap();
     thread::scope(|scope| {
         scope.spawn(move || drop((buffer, uploader)));

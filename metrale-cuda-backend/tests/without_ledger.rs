@@ -7,8 +7,9 @@ mod common;
 
 use std::sync::Arc;
 
+use common::pinned::PinnedGuard;
 use common::{MIB, backend, logged, reused, sim};
-use metrale_cuda_backend::{DriverFn, FeatureOff, GpuBackend, PinnedBuffer, StalePinned};
+use metrale_cuda_backend::{DriverFn, FeatureOff, GpuBackend, StalePinned};
 use metrale_driver_sim::{FaultDriver, on_both_drivers};
 
 #[test]
@@ -53,7 +54,7 @@ on_both_drivers! {
         let (backend, other) = (backend(driver.clone()), backend(driver));
         let (stale, mut buffer) = reused(|| backend.alloc_pinned(4096).unwrap(), |pinned| {
             backend.free_pinned(*pinned).unwrap();
-            PinnedBuffer::new(&backend, 4096).unwrap()
+            PinnedGuard::new(&backend, 4096).unwrap()
         }, |pinned, buffer| pinned.as_ptr().cast_const() == buffer.as_ptr());
         buffer.fill(0x5A);
         for wrong in [backend.free_pinned(stale), other.free_pinned(stale)] {
@@ -73,7 +74,7 @@ on_both_drivers! {
         let face: &dyn GpuBackend = &backend;
         let _scope = face.scope("weights");
         let (at, arena) = (face.alloc(MIB).unwrap(), face.alloc_arena(MIB).unwrap());
-        let mut pinned = PinnedBuffer::new(&backend, 64).unwrap();
+        let mut pinned = PinnedGuard::new(&backend, 64).unwrap();
         pinned.fill(7);
         backend.copy_h2d_async(&pinned, at, face.stream()).unwrap();
         pinned.fill(0xEE);

@@ -2,6 +2,7 @@
 //! `metrale load`: a model's weights onto a device, tensor by tensor, and the account of every byte they took.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context;
@@ -74,7 +75,7 @@ fn list_models(json: bool, console: &mut Console<'_>) -> Exit {
 fn load(args: &LoadArgs, input: &ModelInput, console: &mut Console<'_>) -> anyhow::Result<LoadReport> {
     outputs::check(&[("--snapshot", args.snapshot.as_deref())], input.paths(&args.files))?;
     let snapshot = args.snapshot.as_deref().map(SnapshotFile::create).transpose()?;
-    let backend = args.target.open(console)?;
+    let backend = Arc::new(args.target.open(console)?);
     if !input.files().is_empty() {
         host_memory::check(&backend, input.total_bytes())?;
     }
@@ -90,7 +91,7 @@ fn load(args: &LoadArgs, input: &ModelInput, console: &mut Console<'_>) -> anyho
 fn measure<'input>(
     args: &LoadArgs,
     input: &'input ModelInput,
-    backend: &'input MetraleCudaBackend,
+    backend: &'input Arc<MetraleCudaBackend>,
     held: &mut Held<'input>,
     snapshot: Option<SnapshotFile>,
     console: &Console<'_>,
@@ -175,7 +176,7 @@ fn arena_for<'input>(
 fn fill<'input>(
     backend: &MetraleCudaBackend,
     input: &'input ModelInput,
-    mut uploader: Option<&mut Uploader<'_>>,
+    mut uploader: Option<&mut Uploader>,
     held: &mut Held<'input>,
     console: &Console<'_>,
 ) -> anyhow::Result<()> {

@@ -27,7 +27,7 @@ const BUFFER: usize = 16 << 20;
 
 /// What both sides need.
 pub(crate) struct Calls {
-    backend: MetraleCudaBackend,
+    backend: Arc<MetraleCudaBackend>,
     idle: u64,
     launch: KernelLaunch,
     /// Keeps a chunk mapped, as the weights of a model do.
@@ -70,7 +70,7 @@ impl Calls {
             }
             graphs.push(capture.end()?);
         }
-        Ok(Self { graphs, backend, idle: idle.raw(), launch, held, made, event })
+        Ok(Self { graphs, backend: Arc::new(backend), idle: idle.raw(), launch, held, made, event })
     }
 
     /// The driver and the device, in words.
@@ -115,7 +115,7 @@ impl Calls {
     /// Launches the empty kernel.
     pub(crate) fn launch(&mut self, stream: StreamHandle) {
         // SAFETY: the argument is the kernel's one parameter, and the kernel touches nothing.
-        unsafe { self.launch.on_stream(&self.backend, stream) }.expect("a launch");
+        unsafe { self.launch.on_stream(&*self.backend, stream) }.expect("a launch");
     }
 
     /// [`launch`](Self::launch) by the bare call.
@@ -197,7 +197,7 @@ impl Drop for Calls {
 pub(crate) struct Load<'a> {
     calls: &'a Calls,
     source: Vec<u8>,
-    uploader: Option<Uploader<'a>>,
+    uploader: Option<Uploader>,
     pinned: PinnedPtr,
     to: DevicePtr,
 }

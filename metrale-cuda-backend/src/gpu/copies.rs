@@ -4,7 +4,7 @@
 use crate::error::Result;
 use crate::gpu::GpuBackend;
 use crate::memory::Copy2d;
-use crate::raw_handles::{DevicePtr, StreamHandle};
+use crate::raw_handles::{DevicePtr, EventHandle, StreamHandle};
 
 /// Copies and fills.
 ///
@@ -193,4 +193,46 @@ pub trait GpuCopies: Send + Sync {
     /// # Errors
     /// As [`copy_peer_async`](Self::copy_peer_async).
     fn copy_peer(&self, src: DevicePtr, to: &dyn GpuBackend, dst: DevicePtr, bytes: usize) -> Result<()>;
+
+    /// [`copy_h2d_async_retained`](Self::copy_h2d_async_retained) with the event `mark` recorded behind the copy. Refused while
+    /// `stream` captures. Where the copy or the record fails, `stream` is waited for: nothing of the copy is under way then.
+    ///
+    /// # Errors
+    /// As [`copy_h2d_async_retained`](Self::copy_h2d_async_retained); [`Capturing`](crate::Capturing).
+    ///
+    /// # Safety
+    /// `src` is the start of `bytes` bytes of host memory that stay as they are until `mark` has passed.
+    unsafe fn copy_h2d_async_marked(
+        &self,
+        src: *const u8,
+        bytes: usize,
+        dst: DevicePtr,
+        stream: StreamHandle,
+        mark: EventHandle,
+    ) -> Result<()>;
+
+    /// [`copy_d2h_async_retained`](Self::copy_d2h_async_retained), as
+    /// [`copy_h2d_async_marked`](Self::copy_h2d_async_marked) is for the other direction.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// `dst` is the start of `bytes` bytes of host memory that nobody else uses until `mark` has passed.
+    unsafe fn copy_d2h_async_marked(
+        &self,
+        src: DevicePtr,
+        dst: *mut u8,
+        bytes: usize,
+        stream: StreamHandle,
+        mark: EventHandle,
+    ) -> Result<()>;
+
+    /// Waits until the event `mark` has passed, behind copies of host memory whose owner gets it back. Where the driver refuses
+    /// that wait, it goes on until `stream`, on which `mark` was recorded, is at rest or its context is lost; `device` is an
+    /// address that the copies use.
+    ///
+    /// # Errors
+    /// The refusal, where it tells of more than another library's capture. Nothing uses the memory then either.
+    fn wait_for_mark(&self, mark: EventHandle, stream: StreamHandle, device: DevicePtr) -> Result<()>;
 }

@@ -115,6 +115,16 @@ pub trait GpuMemory: Send + Sync {
     #[track_caller]
     fn free_pinned(&self, pinned: PinnedPtr) -> Result<()>;
 
+    /// Frees pinned memory for its owner, such as [`PinnedBuffer`](crate::PinnedBuffer), or does so as soon as it may, as
+    /// [`free_owned`](Self::free_owned) does device memory. Any thread may call it. May block. No queued copy uses the memory.
+    ///
+    /// # Errors
+    /// As [`free_pinned`](Self::free_pinned).
+    #[track_caller]
+    fn free_pinned_owned(&self, pinned: PinnedPtr) -> Result<Freed> {
+        self.free_pinned(pinned).map(|()| Freed::Now)
+    }
+
     /// Labels what this thread allocates until the guard is dropped; nested labels join with `/`.
     fn scope(&self, label: &str) -> ScopeGuard;
 

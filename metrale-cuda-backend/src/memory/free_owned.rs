@@ -3,26 +3,43 @@
 
 use metrale_ledger::{AllocKind, file_line};
 
-use super::owned::{OwnedMemory, Site, may_later};
+use super::owned::{Freed, GivenUp, OwnedMemory, Site, may_later};
 use crate::backend::MetraleCudaBackend;
 use crate::error::Result;
 
 impl MetraleCudaBackend {
+    /// Frees what its owner gives up, or does so later where it may not be freed now.
+    pub(crate) fn free_now_or_later(&self, memory: GivenUp, site: Site) -> Result<Freed> {
+        self.free_deferred();
+        match self.free_given_up(&memory, site) {
+            Err(error) if may_later(&error) => {
+                self.deferred().add(memory, site);
+                Ok(Freed::Later(error))
+            }
+            answer => answer.map(|()| Freed::Now),
+        }
+    }
+
     /// Frees what its owners gave up before and what may be freed now; whether anything was. Costs a relaxed load where
     /// nothing waits.
     pub(crate) fn free_deferred(&self) -> bool {
         let mut is_any = false;
         for (memory, site) in self.deferred().take() {
-            match self.free_only(&memory, site) {
+            match self.free_given_up(&memory, site) {
                 Ok(()) => is_any = true,
                 Err(error) if may_later(&error) => self.deferred().add(memory, site),
                 // A sweep may have come first, and a lost context was logged when it was found.
-                Err(error) => {
-                    tracing::debug!("{} that was given up at {}: {error:#}", memory.ptr(), file_line(site))
-                }
+                Err(error) => tracing::debug!("memory that was given up at {}: {error:#}", file_line(site)),
             }
         }
         is_any
+    }
+
+    fn free_given_up(&self, memory: &GivenUp, site: Site) -> Result<()> {
+        match memory {
+            GivenUp::Device(memory) => self.free_only(memory, site),
+            GivenUp::Pinned(pinned) => self.unpin_memory(*pinned, site),
+        }
     }
 
     /// Frees this memory, and no other that is at its address.

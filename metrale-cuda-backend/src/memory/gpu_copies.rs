@@ -5,12 +5,12 @@ use metrale_telemetry::LaunchArg;
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::ask;
-use crate::error::{BadArgument, Result};
+use crate::error::{BadArgument, Remedy, Result};
 use crate::gpu::{GpuBackend, GpuCopies};
 use crate::memory::copy::count_blocking_d2h;
 use crate::memory::copy_2d::Copy2d;
 use crate::memory::transfer::Transfer;
-use crate::raw_handles::{DevicePtr, StreamHandle};
+use crate::raw_handles::{DevicePtr, EventHandle, StreamHandle};
 use crate::stream::count_sync;
 
 impl GpuCopies for MetraleCudaBackend {
@@ -230,5 +230,72 @@ impl GpuCopies for MetraleCudaBackend {
 
     fn copy_peer(&self, src: DevicePtr, to: &dyn GpuBackend, dst: DevicePtr, bytes: usize) -> Result<()> {
         self.peer_copy(src, self.peer(to)?, dst, bytes)
+    }
+
+    unsafe fn copy_h2d_async_marked(
+        &self,
+        src: *const u8,
+        bytes: usize,
+        dst: DevicePtr,
+        stream: StreamHandle,
+        mark: EventHandle,
+    ) -> Result<()> {
+        let copy = Transfer::to_device("queueing a copy from pinned memory", dst, bytes);
+        // SAFETY: the caller's promise; the stream is held.
+        let queue = || unsafe { self.queue_h2d(&copy, src, dst, stream) };
+        self.queue_marked(&copy, stream, mark, dst, queue)
+    }
+
+    unsafe fn copy_d2h_async_marked(
+        &self,
+        src: DevicePtr,
+        dst: *mut u8,
+        bytes: usize,
+        stream: StreamHandle,
+        mark: EventHandle,
+    ) -> Result<()> {
+        let copy = Transfer::to_host("queueing a copy to pinned memory", src, bytes);
+        // SAFETY: the caller's promise; the stream is held.
+        let queue = || unsafe { self.queue_d2h(&copy, src, dst, stream) };
+        self.queue_marked(&copy, stream, mark, src, queue)
+    }
+
+    fn wait_for_mark(&self, mark: EventHandle, stream: StreamHandle, device: DevicePtr) -> Result<()> {
+        let Err(refused) = self.synchronize_event(mark) else { return Ok(()) };
+        if refused.remedy() == Remedy::Relaunch {
+            return Err(refused);
+        }
+        let _on_stream = self.on_stream(stream, "waiting for copies of pinned memory", None)?;
+        // SAFETY: the stream is held.
+        unsafe { self.wait_until_at_rest(stream, device.0) }
+    }
+}
+
+impl MetraleCudaBackend {
+    /// Queues a copy of memory that its owner gets back when `mark` has passed, and the mark behind it. Where either fails, the
+    /// stream is waited for.
+    fn queue_marked(
+        &self,
+        copy: &Transfer,
+        stream: StreamHandle,
+        mark: EventHandle,
+        device: DevicePtr,
+        queue: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        const ADVICE: &str = "the graph would use the host memory at every replay, when its owner may have it back: use the \
+                              retained copy of that direction and keep the memory";
+        // No capture begins before the mark is recorded.
+        let _on_stream = self.on_stream(stream, copy.what, Some(ADVICE))?;
+        let ends = self.ends(copy)?;
+        let queued = queue();
+        drop(ends);
+        let marked = queued.and_then(|()| self.record_event(mark, stream));
+        if marked.is_err() {
+            count_sync();
+            // SAFETY: the stream is held.
+            let waited = unsafe { self.wait_until_at_rest(stream, device.0) };
+            return marked.and(waited);
+        }
+        Ok(())
     }
 }

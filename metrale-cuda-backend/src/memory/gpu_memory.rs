@@ -9,7 +9,7 @@ use metrale_ledger::{AllocKind, ScopeGuard};
 use crate::backend::MetraleCudaBackend;
 use crate::error::Result;
 use crate::gpu::GpuMemory;
-use crate::memory::owned::may_later;
+use crate::memory::owned::GivenUp;
 use crate::memory::{Freed, OwnedMemory, PinnedPtr};
 use crate::op_cache::{OpHandle, Scratch};
 use crate::raw_handles::{DevicePtr, StreamHandle};
@@ -37,15 +37,7 @@ impl GpuMemory for MetraleCudaBackend {
 
     #[track_caller]
     fn free_owned(&self, memory: OwnedMemory) -> Result<Freed> {
-        let site = Location::caller();
-        self.free_deferred();
-        match self.free_only(&memory, site) {
-            Err(error) if may_later(&error) => {
-                self.deferred().add(memory, site);
-                Ok(Freed::Later(error))
-            }
-            answer => answer.map(|()| Freed::Now),
-        }
+        self.free_now_or_later(GivenUp::Device(memory), Location::caller())
     }
 
     #[track_caller]
@@ -66,6 +58,11 @@ impl GpuMemory for MetraleCudaBackend {
     #[track_caller]
     fn free_pinned(&self, pinned: PinnedPtr) -> Result<()> {
         self.unpin_memory(pinned, Location::caller())
+    }
+
+    #[track_caller]
+    fn free_pinned_owned(&self, pinned: PinnedPtr) -> Result<Freed> {
+        self.free_now_or_later(GivenUp::Pinned(pinned), Location::caller())
     }
 
     fn scope(&self, label: &str) -> ScopeGuard {

@@ -55,7 +55,6 @@ pub use oom_watchdog::spawn_oom_watchdog;
 pub use out_of_memory::{Holder, OutOfMemory, Verdict};
 pub use owned::{Freed, OwnedMemory};
 pub use packed_arena::{ArenaError, PackedArena};
-pub use pinned::PinnedBuffer;
 pub use pinned_ptr::PinnedPtr;
 pub use pinned_table::StalePinned;
 pub use upload::Uploader;

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::graph::{Capturing, PinnedByGraph};
+use crate::memory::pinned_ptr::PinnedPtr;
 use crate::raw_handles::DevicePtr;
 
 pub(crate) type Site = &'static Location<'static>;
@@ -63,23 +64,30 @@ pub enum Freed {
     Later(Error),
 }
 
+/// Memory that its owner gave up.
+#[derive(Debug)]
+pub(crate) enum GivenUp {
+    Device(OwnedMemory),
+    Pinned(PinnedPtr),
+}
+
 /// Memory whose owners gave it up when it could not be freed.
 #[derive(Debug, Default)]
 pub(crate) struct Deferred {
     /// The number in the list, to be read without the lock.
     count: AtomicUsize,
-    waiting: Mutex<Vec<(OwnedMemory, Site)>>,
+    waiting: Mutex<Vec<(GivenUp, Site)>>,
 }
 
 impl Deferred {
-    pub(crate) fn add(&self, memory: OwnedMemory, site: Site) {
+    pub(crate) fn add(&self, memory: GivenUp, site: Site) {
         let mut waiting = self.waiting.lock();
         waiting.push((memory, site));
         self.count.store(waiting.len(), Ordering::Relaxed);
     }
 
     /// Takes the whole list.
-    pub(crate) fn take(&self) -> Vec<(OwnedMemory, Site)> {
+    pub(crate) fn take(&self) -> Vec<(GivenUp, Site)> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return Vec::new();
         }

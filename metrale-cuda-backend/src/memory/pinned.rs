@@ -2,8 +2,6 @@
 //! Pinned host memory: page-locked, so that the device reads and writes it directly.
 
 use core::ffi::c_void;
-use core::fmt;
-use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
 use std::panic::Location;
 
@@ -118,77 +116,5 @@ impl MetraleCudaBackend {
         let address = core::ptr::without_provenance_mut::<c_void>(addr as usize);
         // SAFETY: the driver checks that the address is pinned memory of its own and follows it nowhere else.
         unsafe { ask!(self.driver(), cuMemFreeHost(address)) }
-    }
-}
-
-/// Pinned host memory that is freed when it is dropped. Derefs to its bytes. Where it may not be freed, on a thread that
-/// captures or while a graph copies from it, the drop says so in the log, and it stays until its backend is dropped.
-///
-/// ```
-/// # use std::sync::Arc;
-/// # use metrale_cuda_backend::{MetraleCudaBackend, PinnedBuffer};
-/// # use metrale_driver_sim::{Profile, SimDriver};
-/// # let backend = MetraleCudaBackend::builder().driver(Arc::new(SimDriver::new(Profile::h200()))).build()?;
-/// let mut staging = PinnedBuffer::new(&backend, 4096)?;
-/// staging[..4].copy_from_slice(&[1, 2, 3, 4]);
-/// let weights = backend.alloc(4)?;
-/// backend.copy_h2d(&staging[..4], weights)?;
-/// # backend.free(weights)?;
-/// # Ok::<(), anyhow::Error>(())
-/// ```
-pub struct PinnedBuffer<'backend> {
-    backend: &'backend MetraleCudaBackend,
-    pinned: PinnedPtr,
-}
-
-impl<'backend> PinnedBuffer<'backend> {
-    /// Allocates `bytes` of pinned memory, all zero. As [`GpuMemory::alloc_pinned`](crate::GpuMemory::alloc_pinned).
-    ///
-    /// # Errors
-    /// As [`GpuMemory::alloc_pinned`](crate::GpuMemory::alloc_pinned).
-    #[track_caller]
-    pub fn new(backend: &'backend MetraleCudaBackend, bytes: usize) -> Result<Self> {
-        Ok(Self { backend, pinned: backend.alloc_pinned(bytes)? })
-    }
-}
-
-impl Deref for PinnedBuffer<'_> {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        // SAFETY: the buffer owns the memory, its handle never leaves it, and it is borrowed; a queued copy that writes
-        // to it was promised, by whoever queued it, to be waited for first.
-        unsafe { self.pinned.as_slice() }
-    }
-}
-
-impl DerefMut for PinnedBuffer<'_> {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the buffer owns the memory, its handle never leaves it, and it is borrowed mutably; a queued copy that
-        // uses it was promised, by whoever queued it, to be waited for first.
-        unsafe { self.pinned.as_mut_slice() }
-    }
-}
-
-impl Drop for PinnedBuffer<'_> {
-    fn drop(&mut self) {
-        // Whichever thread drops it; where the context cannot be had, the free says so itself.
-        let _current = self.backend.enter();
-        if let Err(error) = self.backend.free_pinned(self.pinned)
-            // Known by then, and the backend's own drop counts what stays.
-            && self.backend.context_fault().is_none()
-        {
-            tracing::error!(
-                "{} of {} bytes stays until its backend is dropped: {error:#}",
-                self.pinned,
-                self.pinned.len()
-            );
-        }
-    }
-}
-
-impl fmt::Debug for PinnedBuffer<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PinnedBuffer").field("pinned", &self.pinned).finish_non_exhaustive()
     }
 }

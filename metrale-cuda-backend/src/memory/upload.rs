@@ -3,10 +3,13 @@
 //! the other.
 
 use core::mem;
+use std::sync::Arc;
 
-use crate::backend::MetraleCudaBackend;
 use crate::error::{BadArgument, Result};
+use crate::gpu::GpuBackend;
 use crate::memory::PinnedPtr;
+use crate::memory::end::End;
+use crate::owners::SharedBackend;
 use crate::raw_handles::{DevicePtr, EventHandle, StreamHandle};
 
 /// Copies host memory of any kind, such as a mapped file, to the device as fast as pinned memory goes.
@@ -23,7 +26,7 @@ use crate::raw_handles::{DevicePtr, EventHandle, StreamHandle};
 /// # use std::sync::Arc;
 /// # use metrale_cuda_backend::{MetraleCudaBackend, Uploader};
 /// # use metrale_driver_sim::{Profile, SimDriver};
-/// # let backend = MetraleCudaBackend::builder().driver(Arc::new(SimDriver::new(Profile::h200()))).build()?;
+/// # let backend = Arc::new(MetraleCudaBackend::builder().driver(Arc::new(SimDriver::new(Profile::h200()))).build()?);
 /// let weights = vec![7_u8; 100_000];
 /// let at = backend.alloc(weights.len())?;
 ///
@@ -34,8 +37,8 @@ use crate::raw_handles::{DevicePtr, EventHandle, StreamHandle};
 /// # backend.free(at)?;
 /// # Ok::<(), anyhow::Error>(())
 /// ```
-pub struct Uploader<'backend> {
-    backend: &'backend MetraleCudaBackend,
+pub struct Uploader {
+    gpu: Arc<dyn GpuBackend>,
     stream: StreamHandle,
     /// The one being filled is `slots[0]`.
     slots: [StagingSlot; 2],
@@ -53,17 +56,19 @@ struct StagingSlot {
     in_flight: bool,
 }
 
-impl<'backend> Uploader<'backend> {
+impl Uploader {
     /// Makes two pinned buffers of `buffer_bytes` each, an event for each, and a stream. 4 to 64 MiB serve well.
     ///
     /// # Errors
     /// As [`alloc_pinned`](crate::GpuMemory::alloc_pinned) and [`create_stream`](crate::GpuStreams::create_stream);
     /// nothing is left.
     #[track_caller]
-    pub fn new(backend: &'backend MetraleCudaBackend, buffer_bytes: usize) -> Result<Self> {
+    pub fn new(gpu: &impl SharedBackend, buffer_bytes: usize) -> Result<Self> {
         if buffer_bytes == 0 {
             return Err(BadArgument::new("an uploader with buffers of 0 bytes: give it some MiB").into());
         }
+        let gpu = gpu.share();
+        let backend = &*gpu;
         let stream = backend.create_stream()?;
         let undo = |error| {
             tell(backend.destroy_stream(stream));
@@ -71,7 +76,7 @@ impl<'backend> Uploader<'backend> {
         };
         let first = StagingSlot::new(backend, buffer_bytes).map_err(undo)?;
         match StagingSlot::new(backend, buffer_bytes) {
-            Ok(second) => Ok(Self { backend, stream, slots: [first, second], queued_bytes: 0 }),
+            Ok(second) => Ok(Self { gpu, stream, slots: [first, second], queued_bytes: 0 }),
             Err(error) => {
                 tell(first.free(backend));
                 Err(undo(error))
@@ -89,9 +94,10 @@ impl<'backend> Uploader<'backend> {
         if data.is_empty() {
             return Ok(());
         }
-        let _bound = self.backend.bound(WHAT)?;
         // All of it before any is queued; each piece is checked again when it is.
-        drop(self.backend.within(WHAT, super::End::Destination, dst, data.len() as u64)?);
+        if let Some(backend) = self.gpu.cuda_backend() {
+            drop(backend.within(WHAT, End::Destination, dst, data.len() as u64)?);
+        }
         let mut done = 0;
         while done < data.len() {
             if self.slots[0].used_bytes == self.slots[0].buffer.len() {
@@ -110,7 +116,7 @@ impl<'backend> Uploader<'backend> {
             let to = dst.offset(done as u64);
             // SAFETY: the bytes are not written again before the event after this copy has passed, nor freed before the
             // stream is done.
-            unsafe { self.backend.copy_h2d_async_retained(free, piece.len(), to, self.stream)? };
+            unsafe { self.gpu.copy_h2d_async_retained(free, piece.len(), to, self.stream)? };
             done += piece.len();
             self.queued_bytes += piece.len() as u64;
         }
@@ -120,11 +126,11 @@ impl<'backend> Uploader<'backend> {
     /// Marks the end of the copies out of the full buffer, and makes the other the one to fill, once it is at rest.
     fn turn(&mut self) -> Result<()> {
         let full = &mut self.slots[0];
-        self.backend.record_event(full.event, self.stream)?;
+        self.gpu.record_event(full.event, self.stream)?;
         full.in_flight = true;
         let next = &mut self.slots[1];
         if mem::take(&mut next.in_flight)
-            && let Err(error) = self.backend.synchronize_event(next.event)
+            && let Err(error) = self.gpu.synchronize_event(next.event)
         {
             next.in_flight = true;
             return Err(error);
@@ -140,7 +146,7 @@ impl<'backend> Uploader<'backend> {
     /// # Errors
     /// As [`synchronize_stream`](crate::GpuStreams::synchronize_stream).
     pub fn finish(&mut self) -> Result<u64> {
-        self.backend.synchronize_stream(self.stream)?;
+        self.gpu.synchronize_stream(self.stream)?;
         for slot in &mut self.slots {
             (slot.used_bytes, slot.in_flight) = (0, false);
         }
@@ -148,18 +154,16 @@ impl<'backend> Uploader<'backend> {
     }
 }
 
-impl Drop for Uploader<'_> {
+impl Drop for Uploader {
     fn drop(&mut self) {
-        // Whichever thread drops it; where the context cannot be had, the calls below say so themselves.
-        let _current = self.backend.enter();
         // Waited for first: the device may be reading the buffers. Where the wait is refused, their free waits in the driver.
         let mut outcome = self.finish().map(drop);
         for slot in &self.slots {
-            let given = slot.free(self.backend);
+            let given = slot.free(&*self.gpu);
             outcome = outcome.and(given);
         }
-        outcome = outcome.and(self.backend.destroy_stream(self.stream));
-        if self.backend.context_fault().is_none() {
+        outcome = outcome.and(self.gpu.destroy_stream(self.stream));
+        if self.gpu.context_fault().is_none() {
             tell(outcome);
         }
     }
@@ -172,7 +176,7 @@ fn tell(outcome: Result<()>) {
     }
 }
 
-impl core::fmt::Debug for Uploader<'_> {
+impl core::fmt::Debug for Uploader {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Uploader")
             .field("buffer_bytes", &self.slots[0].buffer.len())
@@ -184,7 +188,7 @@ impl core::fmt::Debug for Uploader<'_> {
 
 impl StagingSlot {
     #[track_caller]
-    fn new(backend: &MetraleCudaBackend, bytes: usize) -> Result<Self> {
+    fn new(backend: &dyn GpuBackend, bytes: usize) -> Result<Self> {
         let buffer = backend.alloc_pinned(bytes)?;
         match backend.create_event() {
             Ok(event) => Ok(Self { buffer, event, used_bytes: 0, in_flight: false }),
@@ -196,8 +200,8 @@ impl StagingSlot {
     }
 
     /// Frees the buffer and the event; the first error is the one that counts.
-    fn free(&self, backend: &MetraleCudaBackend) -> Result<()> {
-        let freed = backend.free_pinned(self.buffer);
+    fn free(&self, backend: &dyn GpuBackend) -> Result<()> {
+        let freed = backend.free_pinned_owned(self.buffer).map(drop);
         let destroyed = backend.destroy_event(self.event);
         freed.and(destroyed)
     }

@@ -12,6 +12,7 @@
 mod buffer;
 mod event;
 mod graph;
+mod pinned;
 mod slice;
 mod stream;
 
@@ -24,6 +25,7 @@ use crate::gpu::GpuBackend;
 pub use buffer::DeviceBuffer;
 pub use event::Event;
 pub use graph::{Capture, Graph};
+pub use pinned::PinnedBuffer;
 pub use slice::{DeviceSlice, DeviceSliceMut};
 pub use stream::Stream;
 

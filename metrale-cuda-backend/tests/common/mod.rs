@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 pub mod hooked;
+pub mod pinned;
 
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
