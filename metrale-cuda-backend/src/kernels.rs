@@ -10,7 +10,8 @@ use metrale_telemetry::KernelAudit;
 use crate::backend::MetraleCudaBackend;
 use crate::error::Result;
 use crate::gpu::GpuKernels;
-use crate::launch::{KernelLaunch, LaunchDims};
+use crate::kernel_launch::KernelLaunch;
+use crate::launch::LaunchDims;
 use crate::raw_handles::{DevicePtr, KernelHandle, StreamHandle};
 use crate::tensormap::{TensorMap, TensorMapSpec};
 

@@ -76,6 +76,7 @@ mod graph;
 mod handle_tombstones;
 mod handles;
 mod held_handle;
+mod kernel_launch;
 mod kernel_table;
 mod kernels;
 mod launch;
@@ -120,7 +121,8 @@ pub use graph::{
     CaptureGuard, Capturing, GraphFault, GraphInfo, GraphUpdate, NotCapturing, PinHolder, PinnedByGraph,
     StreamInUse,
 };
-pub use launch::{KernelFault, KernelLaunch};
+pub use kernel_launch::KernelLaunch;
+pub use launch::KernelFault;
 pub use memory::{
     ARENA_GRANULE, ArenaError, Copy2d, CopyOutOfBounds, End, FoundMemory, FreeError, Freed, Holder,
     MemoryInfo, NotDeviceMemory, OutOfMemory, OwnedMemory, PackedArena, PinnedPtr, Side, StalePinned,
@@ -140,7 +142,8 @@ pub use metrale_registry::{
 pub use n_tile::NTileError;
 pub use op_cache::{OpHandle, Scratch};
 pub use owners::{
-    Capture, DeviceBuffer, DeviceSlice, DeviceSliceMut, Event, Graph, PinnedBuffer, SharedBackend, Stream,
+    Arena, Capture, DeviceBuffer, DeviceSlice, DeviceSliceMut, Event, Graph, Kernel, Module, PinnedBuffer,
+    SharedBackend, Stream,
 };
 #[allow(unused_imports, unreachable_pub, reason = "what there is depends on the features")]
 pub use parts::*;

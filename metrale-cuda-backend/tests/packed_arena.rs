@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::{KIB, MIB, address, assert_site, backend, logged};
 use metrale_cuda_backend::{
     AllocKind, ArenaError, BackendConfig, BadArgument, CopyOutOfBounds, DevicePtr, ForgetError, FreeError,
-    MetraleCudaBackend, PackedArena, PinnedByGraph, Remedy, SubRangeError,
+    GpuBackend, MetraleCudaBackend, PackedArena, PinnedByGraph, Remedy, SubRangeError,
 };
 use metrale_driver_sim::{TraceDriver, on_both_drivers};
 
@@ -63,7 +63,7 @@ on_both_drivers! {
         }
         let backend = Arc::new(backend(driver));
         let probe = backend.ledger_probe();
-        let (weights, line) = (Arc::clone(&backend).packed_arena_owned(MIB).unwrap(), line!());
+        let (weights, line) = ((Arc::clone(&backend) as Arc<dyn GpuBackend>).packed_arena_shared(MIB).unwrap(), line!());
         let engine = Engine { backend, weights };
         let part = engine.weights.alloc("weight", 4096).unwrap();
         engine.backend.copy_h2d(&[7; 4096], part).unwrap();

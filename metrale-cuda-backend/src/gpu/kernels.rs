@@ -8,7 +8,7 @@ use metrale_registry::MetraleRegistry;
 use metrale_telemetry::KernelAudit;
 
 use crate::error::Result;
-use crate::launch::KernelLaunch;
+use crate::kernel_launch::KernelLaunch;
 use crate::raw_handles::{DevicePtr, KernelHandle, StreamHandle};
 use crate::tensormap::{TensorMap, TensorMapSpec};
 

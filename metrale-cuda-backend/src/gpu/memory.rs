@@ -2,11 +2,13 @@
 //! [`GpuMemory`].
 
 use std::any::TypeId;
+use std::sync::Arc;
 
 use metrale_ledger::ScopeGuard;
 
-use crate::error::Result;
-use crate::memory::{Freed, OwnedMemory, PinnedPtr};
+use crate::backend::MetraleCudaBackend;
+use crate::error::{NotSupported, Result};
+use crate::memory::{Freed, OwnedMemory, PackedArena, PinnedPtr};
 use crate::op_cache::{OpHandle, Scratch};
 use crate::raw_handles::{DevicePtr, StreamHandle};
 
@@ -91,6 +93,16 @@ pub trait GpuMemory: Send + Sync {
     /// allocation of cudarc's.
     #[track_caller]
     fn free_arena(&self, ptr: DevicePtr) -> Result<()>;
+
+    /// Allocates an arena that its parts share, with a share in the backend: what [`Arena::new`](crate::Arena::new) calls.
+    ///
+    /// # Errors
+    /// As [`alloc_arena`](Self::alloc_arena); [`NotSupported`](crate::NotSupported) where there is no CUDA backend.
+    #[track_caller]
+    fn packed_arena_shared(self: Arc<Self>, _bytes: usize) -> Result<PackedArena<Arc<MetraleCudaBackend>>> {
+        let why = "this backend has no CUDA backend under it".to_owned();
+        Err(NotSupported { doing: "making an arena", why }.into())
+    }
 
     /// Allocates `bytes` of pinned host memory, all zero, registered with the ledger and accounted apart.
     ///

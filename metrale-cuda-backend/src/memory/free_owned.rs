@@ -4,6 +4,7 @@
 use metrale_ledger::{AllocKind, file_line};
 
 use super::owned::{Freed, GivenUp, OwnedMemory, Site, may_later};
+use super::owned_arenas::ArenaOwner;
 use crate::backend::MetraleCudaBackend;
 use crate::error::Result;
 
@@ -39,6 +40,9 @@ impl MetraleCudaBackend {
         match memory {
             GivenUp::Device(memory) => self.free_only(memory, site),
             GivenUp::Pinned(pinned) => self.unpin_memory(*pinned, site),
+            GivenUp::Arena(base) => {
+                self.free_kind(*base, AllocKind::Arena, "the drop of an arena", Some(ArenaOwner::Packed))
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 
 use std::any::TypeId;
 use std::panic::Location;
+use std::sync::Arc;
 
 use metrale_ledger::{AllocKind, ScopeGuard};
 
@@ -10,7 +11,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::error::Result;
 use crate::gpu::GpuMemory;
 use crate::memory::owned::GivenUp;
-use crate::memory::{Freed, OwnedMemory, PinnedPtr};
+use crate::memory::{Freed, OwnedMemory, PackedArena, PinnedPtr};
 use crate::op_cache::{OpHandle, Scratch};
 use crate::raw_handles::{DevicePtr, StreamHandle};
 
@@ -48,6 +49,11 @@ impl GpuMemory for MetraleCudaBackend {
     #[track_caller]
     fn free_arena(&self, ptr: DevicePtr) -> Result<()> {
         self.free_kind(ptr, AllocKind::Arena, "free_arena", None)
+    }
+
+    #[track_caller]
+    fn packed_arena_shared(self: Arc<Self>, bytes: usize) -> Result<PackedArena<Arc<MetraleCudaBackend>>> {
+        PackedArena::new(self, bytes, Location::caller())
     }
 
     #[track_caller]

@@ -69,6 +69,8 @@ pub enum Freed {
 pub(crate) enum GivenUp {
     Device(OwnedMemory),
     Pinned(PinnedPtr),
+    /// Of a packed arena.
+    Arena(DevicePtr),
 }
 
 /// Memory whose owners gave it up when it could not be freed.

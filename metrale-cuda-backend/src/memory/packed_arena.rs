@@ -15,8 +15,10 @@ use parking_lot::Mutex;
 
 use crate::backend::MetraleCudaBackend;
 use crate::error::{BadArgument, Result, causes};
+use crate::gpu::GpuBackend;
 use crate::memory::ArenaOwner;
 use crate::memory::arena_space::{ARENA_GRANULE, ArenaSpace};
+use crate::memory::owned::GivenUp;
 use crate::raw_handles::DevicePtr;
 
 /// Why an arena does not do what was asked. Nothing was changed.
@@ -65,8 +67,8 @@ pub enum ArenaError {
     },
 }
 
-/// One allocation that is split into named parts. Made by [`MetraleCudaBackend::packed_arena`], with a reference to the
-/// backend, or by [`packed_arena_owned`](MetraleCudaBackend::packed_arena_owned), with a share in it, to be kept beside it.
+/// One allocation that is split into named parts, which are told by their addresses. Made by
+/// [`MetraleCudaBackend::packed_arena`]. [`Arena`](crate::Arena) is the owner over it, whose parts are buffers.
 ///
 /// [`alloc`](crate::GpuMemory::alloc) and [`free_part`](Self::free_part) ask no driver and may be called from any thread. Dropped or
 /// [freed](crate::GpuMemory::free), the arena goes back whole, and all parts with it: nothing may use them any more. Nobody else frees it:
@@ -116,16 +118,6 @@ impl MetraleCudaBackend {
         PackedArena::new(self, bytes, Location::caller())
     }
 
-    /// [`packed_arena`](Self::packed_arena) with a share in the backend, which then lives at least as long: for an engine that
-    /// keeps both side by side.
-    ///
-    /// # Errors
-    /// As there.
-    #[track_caller]
-    pub fn packed_arena_owned(self: Arc<Self>, bytes: usize) -> Result<PackedArena<Arc<Self>>> {
-        PackedArena::new(self, bytes, Location::caller())
-    }
-
     /// Whether a copy or fill that begins in a part of an arena leaves it: the part, as an allocation.
     ///
     /// What spans whole parts, from the first byte of one to the last of another or of the arena, is meant to.
@@ -166,8 +158,15 @@ impl PackedArena<&MetraleCudaBackend> {
     }
 }
 
+impl PackedArena<Arc<MetraleCudaBackend>> {
+    /// The backend it is of.
+    pub(crate) fn backend(&self) -> Arc<dyn GpuBackend> {
+        Arc::clone(&self.backend) as Arc<dyn GpuBackend>
+    }
+}
+
 impl<B: Deref<Target = MetraleCudaBackend>> PackedArena<B> {
-    fn new(backend: B, bytes: usize, site: &'static Location<'static>) -> Result<Self> {
+    pub(crate) fn new(backend: B, bytes: usize, site: &'static Location<'static>) -> Result<Self> {
         // More than can be rounded up is more than there is.
         let bytes = bytes.checked_next_multiple_of(ARENA_GRANULE as usize).unwrap_or(bytes);
         let base = backend.alloc_owned_arena(bytes, ArenaOwner::Packed, site)?;
@@ -314,7 +313,9 @@ impl<B: Deref<Target = MetraleCudaBackend>> Drop for PackedArena<B> {
         if self.is_freed {
             return;
         }
-        if let Err(error) = self.free_once("the drop of a PackedArena") {
+        self.is_freed = true;
+        if let Err(error) = self.backend.free_now_or_later(GivenUp::Arena(self.base), Location::caller()) {
+            self.backend.owned_arenas().abandon(self.base.0);
             let site = metrale_ledger::file_line(self.site);
             tracing::error!("the arena from {site} could not be freed when it was dropped: {error:#}");
         }

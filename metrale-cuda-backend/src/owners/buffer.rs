@@ -11,6 +11,7 @@ use bytemuck::Pod;
 use crate::error::{BadArgument, Result};
 use crate::gpu::GpuBackend;
 use crate::memory::{Freed, OwnedMemory};
+use crate::owners::part::Part;
 use crate::owners::slice::{DeviceSlice, DeviceSliceMut};
 use crate::owners::{SharedBackend, log_kept};
 use crate::raw_handles::DevicePtr;
@@ -44,9 +45,39 @@ use crate::raw_handles::DevicePtr;
 pub struct DeviceBuffer<T: Pod> {
     gpu: Arc<dyn GpuBackend>,
     /// None where the elements take no bytes, and after it was given up.
-    memory: Option<OwnedMemory>,
+    memory: Option<Memory>,
     len: usize,
     elements: PhantomData<T>,
+}
+
+/// What a buffer owns.
+enum Memory {
+    Allocation(OwnedMemory),
+    Part(Part),
+}
+
+impl Memory {
+    fn ptr(&self) -> DevicePtr {
+        match self {
+            Self::Allocation(memory) => memory.ptr(),
+            Self::Part(part) => part.ptr,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Allocation(memory) => memory.bytes(),
+            Self::Part(part) => part.bytes,
+        }
+    }
+
+    #[track_caller]
+    fn free(self, gpu: &dyn GpuBackend) -> Result<Freed> {
+        match self {
+            Self::Allocation(memory) => gpu.free_owned(memory),
+            Self::Part(part) => part.give_back(),
+        }
+    }
 }
 
 impl<T: Pod> DeviceBuffer<T> {
@@ -64,8 +95,13 @@ impl<T: Pod> DeviceBuffer<T> {
             ))
         })?;
         let gpu = gpu.share();
-        let memory = if bytes > 0 { Some(gpu.alloc_owned(bytes)?) } else { None };
+        let memory = if bytes > 0 { Some(Memory::Allocation(gpu.alloc_owned(bytes)?)) } else { None };
         Ok(Self { gpu, memory, len, elements: PhantomData })
+    }
+
+    /// A buffer in an arena.
+    pub(crate) fn in_arena(gpu: Arc<dyn GpuBackend>, part: Option<Part>, len: usize) -> Self {
+        Self { gpu, memory: part.map(Memory::Part), len, elements: PhantomData }
     }
 
     /// [`new`](Self::new) with all bytes zero. Blocks.
@@ -112,7 +148,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// as the buffer.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
-        self.memory.as_ref().map_or(DevicePtr::NULL, OwnedMemory::ptr)
+        self.memory.as_ref().map_or(DevicePtr::NULL, Memory::ptr)
     }
 
     /// The backend it is of.
@@ -190,7 +226,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// As [`GpuMemory::free_owned`](crate::GpuMemory::free_owned).
     #[track_caller]
     pub fn close(mut self) -> Result<Freed> {
-        self.memory.take().map_or(Ok(Freed::Now), |memory| self.gpu.free_owned(memory))
+        self.memory.take().map_or(Ok(Freed::Now), |memory| memory.free(&*self.gpu))
     }
 }
 
@@ -198,7 +234,7 @@ impl<T: Pod> Drop for DeviceBuffer<T> {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
         let (ptr, bytes) = (memory.ptr(), memory.bytes());
-        match self.gpu.free_owned(memory) {
+        match memory.free(&*self.gpu) {
             Ok(Freed::Now) => {}
             Ok(Freed::Later(reason)) => {
                 tracing::debug!("{bytes} bytes at {ptr} are freed later: {reason:#}");

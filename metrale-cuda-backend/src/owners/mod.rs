@@ -3,15 +3,18 @@
 //! dropped.
 //!
 //! ```text
-//!   Arc<dyn GpuBackend> <── DeviceBuffer<T>, Stream, Event, Capture, Graph      dropped: freed, destroyed, given up
+//!   Arc<dyn GpuBackend> <── DeviceBuffer<T>, PinnedBuffer<T>, Arena, Stream, ...   dropped: freed, destroyed, given up
 //!                                 │  views
 //!                                 └──> DeviceSlice, DeviceSliceMut               borrow it, copy nothing
 //! ```
 //! They ask the backend by its trait alone, so they work on an engine's own implementation too.
 
+mod arena;
 mod buffer;
 mod event;
 mod graph;
+mod module;
+mod part;
 mod pinned;
 mod slice;
 mod stream;
@@ -22,9 +25,11 @@ use std::sync::Arc;
 use crate::error::ContextLost;
 use crate::gpu::GpuBackend;
 
+pub use arena::Arena;
 pub use buffer::DeviceBuffer;
 pub use event::Event;
 pub use graph::{Capture, Graph};
+pub use module::{Kernel, Module};
 pub use pinned::PinnedBuffer;
 pub use slice::{DeviceSlice, DeviceSliceMut};
 pub use stream::Stream;
