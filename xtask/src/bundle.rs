@@ -5,8 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use flate2::Compression;
-use flate2::write::GzEncoder;
+use lzma_rust2::{XzOptions, XzWriter};
 
 /// The script, the same for this machine and for one without Rust.
 const RUN_SH: &str = include_str!("run.sh");
@@ -14,6 +13,10 @@ const RUN_SH: &str = include_str!("run.sh");
 const ONE_PROGRAM_SH: &str = include_str!("one_program.sh");
 /// The programs of such bundles.
 const ONE_PROGRAM: [&str; 2] = ["ratios", "conformance"];
+/// The programs of a bundle that travels.
+const ARCHIVE: &str = "programs.tar.xz";
+/// How far back the archive looks for what it has already.
+const DICTIONARY_BYTES: u32 = 128 << 20;
 /// Lies in every folder made here; a folder without it is somebody else's and is left alone.
 const MARKER: &str = ".metrale-gpu-tests";
 /// The most a bundle may weigh, so that it travels.
@@ -34,7 +37,7 @@ pub(crate) struct Program {
 pub(crate) enum Placing {
     /// As it is, by a link where the file system has them.
     Linked,
-    /// To go elsewhere: test programs packed by gzip, which `run.sh` unpacks, since each holds the same libraries again.
+    /// To go elsewhere: test programs packed into one archive, which `run.sh` unpacks.
     Packed,
 }
 
@@ -70,15 +73,20 @@ pub(crate) fn make_one(dir: &Path, name: &str, program: &Path) -> Result<()> {
 pub(crate) fn make(dir: &Path, programs: &[Program], metrale: Option<&Path>, placing: Placing) -> Result<()> {
     check_ours(dir)?;
     clear(dir)?;
-    let folder = dir.join("programs");
-    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+    fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
     write(&dir.join(MARKER), "Made by `cargo xtask gpu-test`, which may delete this folder.\n")?;
+    match placing {
+        Placing::Linked => {
+            let folder = dir.join("programs");
+            fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+            programs
+                .iter()
+                .try_for_each(|program| place(&program.path, &folder.join(&program.name), placing))?;
+        }
+        Placing::Packed => pack(programs, &dir.join(ARCHIVE))?,
+    }
     let mut table = String::new();
     for program in programs {
-        match placing {
-            Placing::Linked => place(&program.path, &folder.join(&program.name), placing)?,
-            Placing::Packed => pack(&program.path, &folder.join(format!("{}.gz", program.name)))?,
-        }
         for test in &program.tests {
             table.push_str(&format!("{}\t{test}\n", program.name));
         }
@@ -116,7 +124,8 @@ fn clear(dir: &Path) -> Result<()> {
     if !dir.join(MARKER).is_file() {
         return Ok(());
     }
-    for name in ["programs", "tests.tsv", "metrale", "run.sh", MARKER].into_iter().chain(ONE_PROGRAM) {
+    for name in ["programs", ARCHIVE, "tests.tsv", "metrale", "run.sh", MARKER].into_iter().chain(ONE_PROGRAM)
+    {
         let path = dir.join(name);
         let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
         if let Err(error) = removed
@@ -136,15 +145,19 @@ fn place(from: &Path, to: &Path, placing: Placing) -> Result<()> {
     Ok(())
 }
 
-/// Writes a file in the gzip format.
-fn pack(from: &Path, to: &Path) -> Result<()> {
+/// Writes the programs as one archive, so that what they have in common is in it once.
+fn pack(programs: &[Program], to: &Path) -> Result<()> {
     let packing = || -> std::io::Result<()> {
-        let mut reader = fs::File::open(from)?;
-        let mut writer = GzEncoder::new(fs::File::create(to)?, Compression::default());
-        std::io::copy(&mut reader, &mut writer)?;
-        writer.finish()?.sync_all()
+        let mut options = XzOptions::with_preset(2);
+        // A program finds its libraries in those before it.
+        options.lzma_options.dict_size = DICTIONARY_BYTES;
+        let mut archive = tar::Builder::new(XzWriter::new(fs::File::create(to)?, options)?);
+        for program in programs {
+            archive.append_path_with_name(&program.path, &program.name)?;
+        }
+        archive.into_inner()?.finish()?.sync_all()
     };
-    packing().with_context(|| format!("packing {} as {}", from.display(), to.display()))
+    packing().with_context(|| format!("packing the programs as {}", to.display()))
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {
@@ -196,11 +209,11 @@ mod tests {
             fs::read_to_string(ours.join("tests.tsv")).unwrap(),
             "crate.topic\ta::device\ncrate.topic\tb::device\n"
         );
-        assert!(ours.join("programs/crate.topic.gz").is_file());
+        assert!(ours.join(ARCHIVE).is_file());
         fs::write(ours.join("notes"), "mine").unwrap();
         make(&ours, &[], None, Placing::Linked).unwrap();
         assert_eq!(fs::read_to_string(ours.join("tests.tsv")).unwrap(), "");
-        assert!(!ours.join("programs/crate.topic.gz").exists());
+        assert!(!ours.join(ARCHIVE).exists());
         assert!(ours.join("notes").is_file());
     }
 
@@ -226,9 +239,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let ours = dir.path().join("ours");
         make(&ours, &[program(dir.path())], None, Placing::Packed).unwrap();
+        let packed = lzma_rust2::XzReader::new(fs::File::open(ours.join(ARCHIVE)).unwrap(), false);
+        let mut archive = tar::Archive::new(packed);
+        let mut entries = archive.entries().unwrap();
+        let mut entry = entries.next().unwrap().unwrap();
+        assert_eq!(entry.path().unwrap().to_str(), Some("crate.topic"));
         let mut text = String::new();
-        let packed = fs::File::open(ours.join("programs/crate.topic.gz")).unwrap();
-        flate2::read::GzDecoder::new(packed).read_to_string(&mut text).unwrap();
+        entry.read_to_string(&mut text).unwrap();
         assert_eq!(text, "#!/bin/sh\n");
     }
 

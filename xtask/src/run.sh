@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # Runs the GPU tests listed in tests.tsv beside this file, each in a process of its own, one at a time.
-# Needs a POSIX shell with grep, awk and gzip, and no Rust; programs are unpacked under TMPDIR.
+# Needs a POSIX shell with grep, awk, and xz and tar or else python3, and no Rust; programs are unpacked under TMPDIR.
 set -uf
 
 usage() {
@@ -95,17 +95,16 @@ matches() {
     printf '%s\n' "$1" | grep -Eq -e "$2"
 }
 
-# Where a program lies that can be run: beside this file, or unpacked from there on its first use.
-unpacked() {
-    if [ -f "$here/programs/$1.gz" ]; then
-        if [ ! -x "$scratch/$1" ]; then
-            gzip -dc "$here/programs/$1.gz" >"$scratch/$1" && chmod +x "$scratch/$1"
-        fi
-        printf '%s' "$scratch/$1"
-    else
-        printf '%s' "$here/programs/$1"
-    fi
-}
+# Where the programs are: beside this file, or unpacked from there.
+programs=$here/programs
+if [ -f "$here/programs.tar.xz" ] && [ -z "$list_only" ]; then
+    programs=$scratch/programs
+    mkdir -p "$programs"
+    xz -dc "$here/programs.tar.xz" 2>/dev/null | tar -xf - -C "$programs" 2>/dev/null ||
+        python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' \
+            "$here/programs.tar.xz" "$programs" ||
+        refuse "cannot unpack programs.tar.xz: it takes xz and tar, or python3"
+fi
 
 # What the end of one test means, given its exit status and its output.
 verdict() {
@@ -149,7 +148,7 @@ while IFS=$tab read -r program test || [ -n "$program" ]; do
     start=$(date +%s)
     # Unquoted on purpose: each is a command and its arguments, or nothing.
     # shellcheck disable=SC2086
-    $guard $wrapper "$(unpacked "$program")" --ignored --exact "$test" --nocapture >"$log" 2>&1 </dev/null
+    $guard $wrapper "$programs/$program" --ignored --exact "$test" --nocapture >"$log" 2>&1 </dev/null
     outcome=$(verdict $? "$log")
     seconds=$(($(date +%s) - start))
     if [ "$outcome" = ok ]; then

@@ -3,13 +3,11 @@
 #![cfg(unix)]
 
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
+use lzma_rust2::{XzOptions, XzWriter};
 use tempfile::TempDir;
 
 const RUN_SH: &str = include_str!("../src/run.sh");
@@ -34,22 +32,30 @@ struct Bundle(TempDir);
 impl Bundle {
     fn new(rows: &[(&str, &str)]) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        fs::create_dir(dir.path().join("programs")).unwrap();
+        let programs = dir.path().join("programs");
+        fs::create_dir(&programs).unwrap();
         let mut table = String::new();
         for (program, test) in rows {
-            if let Some(name) = program.strip_prefix("packed") {
-                let packed = fs::File::create(dir.path().join(format!("programs/packed{name}.gz"))).unwrap();
-                let mut packed = GzEncoder::new(packed, Compression::default());
-                packed.write_all(FAKE.as_bytes()).unwrap();
-                packed.finish().unwrap();
-            } else if *program != "missing" {
-                script(&dir.path().join("programs").join(program), FAKE);
+            if *program != "missing" {
+                script(&programs.join(program), FAKE);
             }
             table.push_str(&format!("{program}\t{test}\n"));
         }
         fs::write(dir.path().join("tests.tsv"), table).unwrap();
         script(&dir.path().join("run.sh"), RUN_SH);
         Self(dir)
+    }
+
+    /// The same as it travels: the programs as one archive.
+    fn packed(rows: &[(&str, &str)]) -> Self {
+        let bundle = Self::new(rows);
+        let archive = fs::File::create(bundle.path().join("programs.tar.xz")).unwrap();
+        let archive = XzWriter::new(archive, XzOptions::with_preset(0)).unwrap();
+        let mut archive = tar::Builder::new(archive);
+        archive.append_dir_all(".", bundle.path().join("programs")).unwrap();
+        archive.into_inner().unwrap().finish().unwrap();
+        fs::remove_dir_all(bundle.path().join("programs")).unwrap();
+        bundle
     }
 
     fn path(&self) -> &Path {
@@ -103,17 +109,17 @@ impl Ended {
 #[test]
 fn packed_programs_run_and_leave_nothing_behind() {
     let bundle =
-        Bundle::new(&[("packed", "good::device"), ("packed", "other::device"), ("plain", "good::device")]);
+        Bundle::packed(&[("one", "good::device"), ("one", "other::device"), ("two", "good::device")]);
     let scratch = tempfile::tempdir().unwrap();
     let ended = bundle.run(&[("TMPDIR", scratch.path().to_str().unwrap())], &[]);
     assert_eq!(ended.code, 0, "{}{}", ended.out, ended.err);
     assert!(ended.out.ends_with("3 passed, 0 failed\n"), "{}", ended.out);
     assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
 
-    fs::write(bundle.path().join("programs/packed.gz"), "torn").unwrap();
+    fs::write(bundle.path().join("programs.tar.xz"), "torn").unwrap();
     let ended = bundle.run(&[], &[]);
-    assert_eq!(ended.code, 1);
-    assert!(ended.out.ends_with("1 passed, 2 failed\n"), "{}", ended.out);
+    assert_eq!(ended.code, 2);
+    assert!(ended.err.contains("cannot unpack programs.tar.xz"), "{}", ended.err);
 }
 
 #[test]

@@ -75,7 +75,7 @@ impl Memory {
     fn free(self, gpu: &dyn GpuBackend) -> Result<Freed> {
         match self {
             Self::Allocation(memory) => gpu.free_owned(memory),
-            Self::Part(part) => part.give_back(),
+            Self::Part(part) => part.release(),
         }
     }
 }

@@ -31,7 +31,7 @@ impl SharedArena {
     }
 
     #[track_caller]
-    fn give_back(&self, part: DevicePtr) -> Result<Freed> {
+    fn release(&self, part: DevicePtr) -> Result<Freed> {
         self.retry();
         match self.arena.free_part(part) {
             Err(error) if error.is::<PinnedByGraph>() => {
@@ -53,7 +53,7 @@ pub(crate) struct Part {
 impl Part {
     /// Gives the place back, or as soon as no graph uses it.
     #[track_caller]
-    pub(crate) fn give_back(self) -> Result<Freed> {
-        self.arena.give_back(self.ptr)
+    pub(crate) fn release(self) -> Result<Freed> {
+        self.arena.release(self.ptr)
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `cargo xtask tidy`: what the compiler does not check. Also an ordinary test, so that `cargo test` says it too.
 
+mod circles;
 pub(crate) mod direction;
 mod manifests;
 mod sources;
@@ -44,6 +45,7 @@ fn violations(root: &Path) -> Result<Vec<String>> {
     }
     manifests::check(root, &metadata, &mut found)?;
     direction::check(&metadata, &mut found);
+    circles::check(root, &mut found)?;
     Ok(found)
 }
 
