@@ -8,11 +8,19 @@ use std::fs;
 use common::{FRESH_FREE_BYTES, metrale, metrale_on, recorded_log, recorded_residency, table};
 use metrale_cli::Exit;
 
+/// In the program: a machine with a GPU has no tree of sources.
+const RECORDED: [(&str, &[u8]); 3] = [
+    ("random-0.csv.gz", include_bytes!("../../metrale-ledger/tests/data/random-0.csv.gz")),
+    ("random-1.csv.gz", include_bytes!("../../metrale-ledger/tests/data/random-1.csv.gz")),
+    ("random-3.csv.gz", include_bytes!("../../metrale-ledger/tests/data/random-3.csv.gz")),
+];
+
 fn replays_with_the_figures_of_the_h200(driver: &str) {
     let folder = tempfile::tempdir().unwrap();
-    for name in ["random-0.csv.gz", "random-1.csv.gz", "random-3.csv.gz"] {
-        let log = recorded_log(name);
-        let out = folder.path().join(name);
+    for (name, packed) in RECORDED {
+        let log = folder.path().join(name);
+        std::fs::write(&log, packed).unwrap();
+        let out = folder.path().join(format!("{name}.per-op"));
         let more = ["--driver", driver, "--json", "--per-op", out.to_str().unwrap()];
         let ended = metrale_on("replay", &log, &more);
         assert_eq!(ended.exit, Exit::Done, "{}", ended.err);

@@ -60,7 +60,8 @@ impl Model {
         }
         let (device, body) = (graph.device, Arc::clone(&graph.body));
         let kernels = body.nodes.iter().filter(|node| matches!(node.work, Work::Kernel(_))).count();
-        let bytes = self.memory.open_graph(device, kernels)?;
+        // An empty one takes nothing.
+        let bytes = if body.nodes.is_empty() { 0 } else { self.memory.open_graph(device, kernels)? };
         let handle = self.handles.make(Kind::Exec);
         self.execs.insert(handle, Exec { device, body, bytes });
         Ok(handle)

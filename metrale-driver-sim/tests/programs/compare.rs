@@ -119,7 +119,7 @@ fn difference(
     match answers {
         [Ok(left), Ok(right)] => left.iter().zip(&right).find_map(|(left, right)| {
             let wrong = || left.wrong.iter().chain(&right.wrong).next().cloned();
-            left.first_difference(right).or_else(wrong)
+            left.comparable().first_difference(&right.comparable()).or_else(wrong)
         }),
         [left, right] => Some(format!("no context: {:?}, {:?}", left.err(), right.err())),
     }

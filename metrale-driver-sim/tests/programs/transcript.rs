@@ -61,6 +61,16 @@ impl Transcript {
         self.steps.iter().map(|step| step.statuses.len() as u64).sum()
     }
 
+    /// The transcript as another driver's is compared with it: without the figures from where managed memory is allocated. What that
+    /// takes depends on what the process did before: a GPU charges for the first touch once a process, and gives it back when
+    /// it likes.
+    pub(crate) fn comparable(&self) -> Self {
+        let managed = self.steps.iter().position(|step| step.op.starts_with("managed "));
+        let mut known = self.clone();
+        known.steps.iter_mut().skip(managed.unwrap_or(usize::MAX)).for_each(|step| step.used = Err(0));
+        known
+    }
+
     /// Where this one and another's part, as text with the steps before; `None` where they are equal.
     pub(crate) fn first_difference(&self, other: &Self) -> Option<String> {
         let longer = self.steps.len().max(other.steps.len());
