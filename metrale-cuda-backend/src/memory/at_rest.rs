@@ -46,6 +46,8 @@ impl MetraleCudaBackend {
         // SAFETY: no memory is passed; the caller's promise for the stream.
         let wait = || unsafe { ask!(self.driver(), cuStreamSynchronize(stream.raw())) };
         let Err(refused) = wait() else { return Ok(()) };
+        // The wait itself needs no context; what is tried instead does.
+        let _bound = self.bound("waiting for a stream").ok();
         // SAFETY: the caller's promise.
         if !is_over(refused) && !unsafe { self.captures_elsewhere(stream) } {
             tracing::warn!(
