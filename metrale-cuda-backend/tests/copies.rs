@@ -172,6 +172,7 @@ on_both_drivers! {
     pitched_copies_are_checked_on_both_sides(driver) {
         let backend = backend(driver);
         let (small, large) = (backend.alloc(100).unwrap(), backend.alloc(1000).unwrap());
+        backend.memset(large, 0, 1000).unwrap();
         let stream = backend.stream();
         let copy = |src, src_pitch, dst, dst_pitch, width, rows| {
             let copy = Copy2d::device(src, src_pitch, dst, dst_pitch, width, rows);

@@ -36,10 +36,10 @@ impl Face {
                 (Err(CUDA_ERROR_INVALID_CONTEXT), Some(owner)) => owner,
                 (context, _) => context?,
             };
+            model.unsafe_call(device)?;
             if dptr == 0 {
                 return Ok(());
             }
-            model.unsafe_call(device)?;
             let is_free_submitted = model.memory.is_free_submitted(dptr);
             model.run_all(device);
             model.alive(device)?;

@@ -143,19 +143,28 @@ impl Model {
 
     /// A call that a capture may forbid because it may wait for work or touch memory that captured work uses.
     pub(crate) fn unsafe_call(&mut self, device: usize) -> Result<(), CUresult> {
+        let hit = self.forbidding(device);
+        self.refuse(&hit, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    }
+
+    /// A call that such a capture forbids too, and that leaves it valid: measured for making a graph ready.
+    pub(crate) fn harmless_unsafe_call(&self, device: usize) -> Result<(), CUresult> {
+        match self.forbidding(device).is_empty() {
+            true => Ok(()),
+            false => Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+        }
+    }
+
+    /// The captures that forbid unsafe calls of this thread, by their modes.
+    fn forbidding(&self, device: usize) -> Vec<u64> {
         let me = thread::number();
         let forbids = |capture: &Capture| match capture.mode {
             CU_STREAM_CAPTURE_MODE_GLOBAL => true,
             CU_STREAM_CAPTURE_MODE_THREAD_LOCAL => capture.thread == me,
             _ => false,
         };
-        let hit: Vec<u64> = self
-            .captures
-            .iter()
-            .filter(|(_, capture)| capture.device == device && forbids(capture))
-            .map(|(&id, _)| id)
-            .collect();
-        self.refuse(&hit, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+        let on_device = |capture: &Capture| capture.device == device && forbids(capture);
+        self.captures.iter().filter(|(_, capture)| on_device(capture)).map(|(&id, _)| id).collect()
     }
 
     /// A wait for the whole context: no capture of any mode and thread survives it.
@@ -231,12 +240,12 @@ impl Model {
             self.invalidate(event_of);
             return Err(CUDA_ERROR_STREAM_CAPTURE_MERGE);
         }
-        if !capture.valid {
-            return Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-        }
         if kind == StreamKind::Legacy {
             self.invalidate(event_of);
             return Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+        }
+        if !capture.valid {
+            return Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
         }
         if let Some(stream) = self.streams.get_mut(handle) {
             stream.capture = Some(event_of);

@@ -59,6 +59,7 @@ impl Model {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let (device, body) = (graph.device, Arc::clone(&graph.body));
+        self.harmless_unsafe_call(device)?;
         let kernels = body.nodes.iter().filter(|node| matches!(node.work, Work::Kernel(_))).count();
         // An empty one takes nothing.
         let bytes = if body.nodes.is_empty() { 0 } else { self.memory.open_graph(device, kernels)? };
