@@ -10,6 +10,7 @@ use metrale_driver_sys::{
 
 use super::Model;
 use super::handle::Kind;
+use super::stream::Point;
 use super::work::Work;
 
 /// `CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED`
@@ -42,6 +43,8 @@ pub(crate) struct Exec {
     pub(crate) body: Arc<Body>,
     /// What it takes of its context's pool for graphs, in bytes.
     pub(crate) bytes: u64,
+    /// Where its last launch is done, on whichever stream.
+    launched: Option<Point>,
 }
 
 impl Model {
@@ -64,18 +67,23 @@ impl Model {
         // An empty one takes nothing.
         let bytes = if body.nodes.is_empty() { 0 } else { self.memory.open_graph(device, kernels)? };
         let handle = self.handles.make(Kind::Exec);
-        self.execs.insert(handle, Exec { device, body, bytes });
+        self.execs.insert(handle, Exec { device, body, bytes, launched: None });
         Ok(handle)
     }
 
-    /// A capturing stream takes no graph. That was measured in an invalidated capture, where a call that could have been
-    /// captured is answered 901 and this one 900; so it is modelled as forbidden in a valid one too.
-    pub(crate) fn graph_launch(&mut self, exec: u64, stream: u64) -> Result<(), CUresult> {
+    /// Waits for the launches before of the same graph, on whichever stream. A capturing stream takes no graph: that was
+    /// measured in an invalidated capture, where a call that could have been captured is answered 901 and this one 900; so it
+    /// is modelled as forbidden in a valid one too.
+    pub(crate) fn graph_launch(&mut self, handle: u64, stream: u64) -> Result<(), CUresult> {
         let stream = self.stream(stream)?;
-        let exec = self.execs.get(&exec).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-        let body = Arc::clone(&exec.body);
+        let exec = self.execs.get(&handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        let (body, before) = (Arc::clone(&exec.body), exec.launched);
         self.not_while_capturing(stream)?;
-        self.enqueue(stream, Work::Graph(body), Vec::new()).map(drop)
+        let launched = self.enqueue(stream, Work::Graph(body), before.into_iter().collect())?;
+        if let Some(exec) = self.execs.get_mut(&handle) {
+            exec.launched = launched;
+        }
+        Ok(())
     }
 
     /// Replaces an instantiated graph's work by another graph's of the same topology.
