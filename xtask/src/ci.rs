@@ -44,7 +44,7 @@ struct Job {
 /// script reads, so anywhere else what comes before it would be built twice.
 const JOBS: [Job; 17] = [
     Job { name: "fmt", what: "sources are formatted", run: fmt },
-    Job { name: "tidy", what: "headers, words, directions, reasons", run: |_| passed(tidy::run()) },
+    Job { name: "tidy", what: "headers, words, directions, reasons, circles", run: |_| passed(tidy::run()) },
     Job { name: "commits", what: "subjects and bodies of new commits", run: |_| commits::check() },
     Job { name: "direction", what: "cargo tree of the pure crates shows no driver", run: direction },
     Job { name: "ptx", what: "committed PTX is what its source gives", run: |_| ptx::check() },

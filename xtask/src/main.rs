@@ -7,6 +7,7 @@ mod bench;
 mod bundle;
 mod cargo;
 mod ci;
+mod circles;
 mod commits;
 mod conformance;
 mod features;
@@ -31,8 +32,10 @@ struct Cli {
 enum Command {
     /// Run the whole list of checks, or the named ones
     Ci(ci::Args),
-    /// Check what the compiler does not: headers, words, directions, reasons
+    /// Check what the compiler does not: headers, words, directions, reasons, circles
     Tidy,
+    /// Show which files of the backend import each other in a circle; fails where there are any
+    Circles,
     /// Run every GPU test on the GPU present, or bundle them for a machine without Rust
     GpuTest(gpu_test::Args),
     /// Print one table of what things cost here, or bundle it for a machine without Rust
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Ci(args) => ci::run(&args),
         Command::Tidy => tidy::run(),
+        Command::Circles => circles::run(),
         Command::GpuTest(args) => return gpu_test::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Conformance(args) => conformance::run(&args),

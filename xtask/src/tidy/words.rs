@@ -53,6 +53,9 @@ const RETIRED_TYPES: [(&str, &str, &str); 2] = [
     ("Sh", "ape", "name what has it, such as `LaunchDims`"),
 ];
 
+/// What reads Rust by its grammar.
+const GRAMMAR: &str = "xtask/src/circles/";
+
 /// The kinds of file that are written by us.
 const OURS: [&str; 6] = ["rs", "md", "toml", "sh", "cu", "cpp"];
 
@@ -68,7 +71,7 @@ pub(super) fn check(path: &str, text: &str, found: &mut Vec<String>) {
         for (first, second, instead) in RETIRED {
             let retired = format!("{first}{second}");
             let pattern = pattern_of(&retired);
-            if (0..words.len()).any(|at| matches_at(&words[at..], &pattern, extension)) {
+            if (0..words.len()).any(|at| matches_at(&words[at..], &pattern, path)) {
                 found.push(format!("{path}:{number}: holds `{retired}`: {instead}"));
             }
         }
@@ -141,7 +144,7 @@ fn pattern_of(retired: &str) -> Vec<(&str, bool)> {
     pattern
 }
 
-fn matches_at(words: &[Word<'_>], pattern: &[(&str, bool)], extension: &str) -> bool {
+fn matches_at(words: &[Word<'_>], pattern: &[(&str, bool)], path: &str) -> bool {
     words.len() >= pattern.len()
         && pattern.iter().zip(words).enumerate().all(|(place, (&(retired, is_joined), word))| {
             let text = word.text.to_lowercase();
@@ -154,21 +157,24 @@ fn matches_at(words: &[Word<'_>], pattern: &[(&str, bool)], extension: &str) -> 
             };
             is_same && fits
         })
-        && !(pattern.len() == 1 && is_forced(&words[0], extension))
+        && !(pattern.len() == 1 && is_forced(&words[0], path))
 }
 
-/// Whether a word is somebody else's name for a thing, which cannot be avoided: the associated type of Rust's iterators, the
-/// variable that names a user's folder, and CUDA's word for a thread of a warp.
-fn is_forced(word: &Word<'_>, extension: &str) -> bool {
+/// Whether a word is somebody else's name for a thing, which cannot be avoided: the associated type of Rust's iterators, what
+/// Rust's grammar calls a definition, the variable that names a user's folder, and CUDA's word for a thread of a warp.
+fn is_forced(word: &Word<'_>, path: &str) -> bool {
     let [element, folder, thread] =
         [("It", "em"), ("HO", "ME"), ("la", "ne")].map(|(a, b)| format!("{a}{b}"));
     let is_of_iterators = word.text == element
-        && extension == "rs"
+        && path.ends_with(".rs")
         && (word.before.ends_with("::")
             || word.before.ends_with("type ")
             || [" =", ":"].iter().any(|next| word.after.starts_with(next)));
-    let is_of_warps = extension == "cu" && word.text.to_lowercase().trim_end_matches('s') == thread;
-    is_of_iterators || is_of_warps || word.text == folder
+    let plain = word.text.to_lowercase();
+    let plain = plain.trim_end_matches('s');
+    let is_of_warps = path.ends_with(".cu") && plain == thread;
+    let is_of_grammar = path.starts_with(GRAMMAR) && plain == element.to_lowercase();
+    is_of_iterators || is_of_warps || is_of_grammar || word.text == folder
 }
 
 fn declares(line: &str, name: &str) -> bool {
@@ -267,6 +273,10 @@ mod tests {
         ] {
             assert!(!is_refused(&line), "{line}");
         }
+        assert!(
+            wrong("xtask/src/circles/a.rs", &format!("visit_{}(syn::{element})", element.to_lowercase()))
+                .is_empty()
+        );
         assert!(is_refused(&format!("struct Work{element};")) && is_refused(&element.to_lowercase()));
         assert!(is_refused(&word("ho", "me")));
     }
