@@ -274,6 +274,29 @@ on_both_drivers! {
         assert_eq!((cuda.stream_destroy(s), cuda.free(a), cuda.free(b), cuda.unload(module)), (0, 0, 0, 0));
     }
 
+    /// A launch waits for the launches before of the same graph, on whichever streams they are.
+    launches_of_one_graph(driver; sim: sim()) {
+        const MANY: usize = 256 << 20;
+        let _guard = ContextGuard::new(&driver, 0).unwrap();
+        let cuda = Cuda::new(&driver);
+        let (s1, s2) = (cuda.stream(NON_BLOCKING).unwrap(), cuda.stream(NON_BLOCKING).unwrap());
+        let (from, to) = (memory(&cuda, 0, MANY), memory(&cuda, 0, 64));
+        assert_eq!(cuda.capture_begin(s1, 2), 0);
+        assert_eq!(cuda.copy_on_device_async(to, from + MANY as u64 - 64, 64, s1), 0);
+        let (end, graph) = cuda.end(s1);
+        assert_eq!(end, 0);
+        let exec = cuda.instantiate(graph).unwrap();
+        for value in 1..=20 {
+            // Long enough that the second launch would be done before.
+            assert_eq!(cuda.memset_async(from, value, MANY, s1), 0);
+            assert_eq!((cuda.graph_launch(exec, s1), cuda.graph_launch(exec, s2)), (0, 0));
+            assert_eq!(cuda.stream_sync(s2), 0);
+            assert_eq!(cuda.bytes(to), [value; 4]);
+        }
+        assert_eq!((cuda.graph_destroy(graph), cuda.exec_destroy(exec)), (0, 0));
+        assert_eq!((cuda.stream_destroy(s1), cuda.stream_destroy(s2), cuda.free(from), cuda.free(to)), (0, 0, 0, 0));
+    }
+
     /// Host memory that the device reaches: pinned by its own address, managed from both sides.
     shared_memory(driver; sim: sim()) {
         let _guard = ContextGuard::new(&driver, 0).unwrap();

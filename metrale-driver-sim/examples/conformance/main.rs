@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use metrale_driver_sim::driver_sys;
+use programs::Program;
 use programs::compare::{Outcome, by_another, by_rules};
 
 const USAGE: &str = "conformance [--seed N] [--programs N] [--gpu-programs N] [--save DIR]\n\
@@ -62,8 +63,12 @@ fn main() -> ExitCode {
     row("the software driver, by its own rules", &software);
     let system = match driver_sys::system() {
         Ok(driver) => {
+            let mut shown = 0;
             let outcome = by_another(&driver, args.seed, args.gpu_programs, |so_far| {
                 eprint!("\r{} programs, {} differences ", so_far.programs, so_far.failures.len());
+                // As they come: such a run is long, and may be ended before its end.
+                show(&so_far.failures[shown..], args.save.as_deref());
+                shown = so_far.failures.len();
             });
             eprintln!();
             row(&format!("{}, by the software driver", driver.source()), &outcome);
@@ -74,16 +79,23 @@ fn main() -> ExitCode {
             Outcome::default()
         }
     };
-    let failures = software.failures.iter().chain(&system.failures);
-    for (seed, program, wrong) in failures.clone() {
+    show(&software.failures, args.save.as_deref());
+    if software.failures.is_empty() && system.failures.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn show(failures: &[(u64, Program, String)], folder: Option<&Path>) {
+    for (seed, program, wrong) in failures {
         println!("\nseed {seed}: {wrong}\n{program}");
-        if let Some(folder) = &args.save
+        if let Some(folder) = folder
             && let Err(error) = save(folder, *seed, &program.to_string(), wrong)
         {
             eprintln!("error: saving the program in {}: {error}", folder.display());
         }
     }
-    if failures.count() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn row(driver: &str, outcome: &Outcome) {
