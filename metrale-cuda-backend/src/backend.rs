@@ -15,7 +15,7 @@ use crate::graph::GraphClient;
 use crate::handles::Handles;
 use crate::kernel_table::Kernels;
 use crate::ledger_writer::LedgerWriter;
-use crate::memory::{Costs, Deferred, OwnedArenas, PinnedTable, Polling};
+use crate::memory::{AllocLock, Costs, Deferred, OwnedArenas, PinnedTable, Polling};
 use crate::op_cache::OpCache;
 use crate::raw_handles::StreamHandle;
 use crate::redzone::Zones;
@@ -40,6 +40,7 @@ pub struct MetraleCudaBackend {
     pub(crate) zones: Zones,
     pub(crate) costs: Costs,
     pub(crate) polling: Polling,
+    pub(crate) alloc_lock: AllocLock,
     pub(crate) pinned: Mutex<PinnedTable>,
     pub(crate) owned_arenas: OwnedArenas,
     pub(crate) deferred: Deferred,

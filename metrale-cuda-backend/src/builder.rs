@@ -14,15 +14,15 @@ use crate::call::{Doing, ask};
 use crate::config::{BackendConfig, small_most};
 use crate::error::{BadArgument, Error, FeatureOff, Result};
 use crate::fault_latch::FaultLatch;
+use crate::features::{HAS_REDZONE, TIMES_SPANS};
 use crate::graph::GraphClient;
 use crate::handles::{Handles, Kind};
 use crate::kernel_table::Kernels;
 use crate::ledger_writer::LedgerWriter;
 use crate::memory::{
-    Cost, Costs, Deferred, MemInfo, MemInfoError, MemoryInfo, OwnedArenas, Polling, memory_info_of,
+    AllocLock, Cost, Costs, Deferred, MemInfo, MemInfoError, MemoryInfo, OwnedArenas, Polling, memory_info_of,
 };
 use crate::op_cache::OpCache;
-use crate::parts::{HAS_REDZONE, TIMES_SPANS};
 use crate::redzone::{MAX_BAND_BYTES, Zones};
 use crate::signature::Signatures;
 use crate::span_table::Timing;
@@ -141,6 +141,7 @@ impl BackendBuilder {
             zones: Zones::new(config.redzone.clone()),
             costs,
             polling: Polling::default(),
+            alloc_lock: AllocLock::new(),
             pinned: Mutex::default(),
             owned_arenas: OwnedArenas::default(),
             deferred: Deferred::default(),

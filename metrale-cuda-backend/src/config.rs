@@ -17,8 +17,8 @@ use std::path::PathBuf;
 use metrale_ledger::SMALL_ALLOC_CHUNK;
 
 use crate::environment::{ConfigError, number};
+use crate::features::KEEPS_LEDGER;
 use crate::memory::CgroupLimit;
-use crate::parts::KEEPS_LEDGER;
 use crate::redzone::RedzoneConfig;
 
 /// The variable for [`BackendConfig::debug_sync_kernels`].

@@ -26,7 +26,7 @@ use crate::error::BadArgument;
 use crate::handle_tombstones::HandleTombstones;
 use crate::raw_handles::HandleId;
 
-type Site = &'static Location<'static>;
+pub(crate) type Site = &'static Location<'static>;
 
 /// What a handle is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,8 @@ impl fmt::Display for Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     Backend,
+    /// Whoever has its [`OwnedHandle`](crate::OwnedHandle).
+    Handle,
     /// Whoever had it adopted.
     Other,
 }
@@ -60,6 +62,18 @@ pub(crate) struct HandleEntry {
     pub(crate) owner: Owner,
     /// Where it was made or adopted.
     pub(crate) site: Site,
+}
+
+impl HandleEntry {
+    #[cold]
+    fn is_an_owners(&self, doing: &'static str) -> BadArgument {
+        let Self { kind, id, site, .. } = self;
+        BadArgument::new(format!(
+            "{doing}: {kind} {:#x} belongs to the owner made at {}, whose drop destroys it",
+            id.raw,
+            file_line(site)
+        ))
+    }
 }
 
 impl fmt::Display for HandleEntry {
@@ -97,9 +111,9 @@ impl Handles {
     }
 
     /// Inserts what the driver has just made.
-    pub(crate) fn made(&self, raw: u64, site: Site) -> HandleId {
+    pub(crate) fn made(&self, raw: u64, owner: Owner, site: Site) -> HandleId {
         let id = HandleId::new(raw);
-        self.table.write().live.insert(raw, self.entry(id, Owner::Backend, site));
+        self.table.write().live.insert(raw, self.entry(id, owner, site));
         id
     }
 
@@ -108,7 +122,7 @@ impl Handles {
         let kind = self.kind;
         let mut table = self.table.write();
         if let Some(entry) = table.live.get(&raw) {
-            let how = if entry.owner == Owner::Backend { "made" } else { "adopted" };
+            let how = if entry.owner == Owner::Other { "adopted" } else { "made" };
             return Err(BadArgument::new(format!(
                 "adopting {kind} {raw:#x}: it is known already, {how} at {}",
                 entry.site
@@ -154,27 +168,46 @@ impl Handles {
         self.table.read().live.get(&entry.id.raw).is_some_and(|live| Arc::ptr_eq(live, entry))
     }
 
+    /// Refuses what [`remove`](Self::remove) would.
+    pub(crate) fn may_remove(&self, id: HandleId, by: Owner, doing: &'static str) -> Result<(), BadArgument> {
+        self.owned_by(&self.table.read(), id, by, doing).map(drop)
+    }
+
+    /// A live handle's entry, where it is this owner's to destroy.
+    fn owned_by<'t>(
+        &self,
+        table: &'t HandleTable,
+        id: HandleId,
+        by: Owner,
+        doing: &'static str,
+    ) -> Result<&'t Arc<HandleEntry>, BadArgument> {
+        let (kind, raw) = (self.kind, id.raw);
+        let entry = table.live.get(&raw).filter(|entry| entry.id.generation == id.generation);
+        let entry = entry.ok_or_else(|| self.unknown(table, id, doing))?;
+        if entry.owner == by {
+            return Ok(entry);
+        }
+        Err(match entry.owner {
+            Owner::Other => BadArgument::new(format!(
+                "{doing}: {kind} {raw:#x} was adopted at {}, and only its maker may destroy it: release_{kind} ends the \
+                 adoption",
+                file_line(entry.site)
+            )),
+            Owner::Handle | Owner::Backend => entry.is_an_owners(doing),
+        })
+    }
+
     /// Removes a handle so that its last owner destroys it: the caller, or a call on another thread that still holds it.
     pub(crate) fn remove(
         &self,
         id: HandleId,
+        by: Owner,
         site: Site,
         doing: &'static str,
     ) -> Result<Arc<HandleEntry>, BadArgument> {
-        let (kind, raw) = (self.kind, id.raw);
         let mut table = self.table.write();
-        let Some(entry) = table.live.get(&raw).filter(|entry| entry.id.generation == id.generation) else {
-            return Err(self.unknown(&table, id, doing));
-        };
-        if entry.owner == Owner::Other {
-            return Err(BadArgument::new(format!(
-                "{doing}: {kind} {raw:#x} was adopted at {}, and only its maker may destroy it: release_{kind} ends the \
-                 adoption",
-                entry.site
-            )));
-        }
-        let entry = Arc::clone(entry);
-        table.live.remove(&raw);
+        let entry = Arc::clone(self.owned_by(&table, id, by, doing)?);
+        table.live.remove(&id.raw);
         table.ended.add(id.generation, HandleEnd::Destroyed(site));
         Ok(entry)
     }
@@ -191,6 +224,9 @@ impl Handles {
         else {
             return Err(self.unknown(&table, id, doing));
         };
+        if entry.owner == Owner::Handle {
+            return Err(entry.is_an_owners(doing));
+        }
         // Unlike a look at the count, this makes what earlier holders did happen before the release.
         if Arc::get_mut(entry).is_none() {
             return Err(BadArgument::new(format!(
@@ -206,7 +242,7 @@ impl Handles {
     pub(crate) fn drain(&self) -> Vec<HandleEntry> {
         let live = std::mem::take(&mut self.table.write().live);
         let mut left: Vec<_> = live.into_values().filter_map(Arc::into_inner).collect();
-        left.retain(|entry| entry.owner == Owner::Backend);
+        left.retain(|entry| entry.owner != Owner::Other);
         left.sort_unstable_by_key(|entry| entry.id.raw);
         left
     }
@@ -245,16 +281,16 @@ mod tests {
     #[test]
     fn a_handle_whose_number_came_again_is_answered_with_the_line_that_ended_it() {
         let events = Handles::new(Kind::Event);
-        let (old, destroyed) = (events.made(0x50, Location::caller()), Location::caller());
-        drop(events.remove(old, destroyed, WHAT).unwrap());
-        let (between, released) = (events.made(0x50, Location::caller()), Location::caller());
+        let (old, destroyed) = (events.made(0x50, Owner::Backend, Location::caller()), Location::caller());
+        drop(events.remove(old, Owner::Backend, destroyed, WHAT).unwrap());
+        let (between, released) = (events.made(0x50, Owner::Backend, Location::caller()), Location::caller());
         events.release(between, released).unwrap();
         let new = events.adopt(0x50, Location::caller()).unwrap();
         for (stale, how, site) in [(old, "destroyed", destroyed), (between, "released", released)] {
             let line = format!("event 0x50 was {how} at {}", file_line(site));
             for answer in [
                 events.hold(stale, WHAT).map(drop),
-                events.remove(stale, Location::caller(), WHAT).map(drop),
+                events.remove(stale, Owner::Backend, Location::caller(), WHAT).map(drop),
                 events.release(stale, Location::caller()),
             ] {
                 let text = answer.unwrap_err().to_string();
@@ -267,7 +303,10 @@ mod tests {
     #[test]
     fn a_handle_of_another_table_is_refused_though_its_number_is_live_here() {
         let [mine, other] = [Kind::Stream; 2].map(Handles::new);
-        let (live, foreign) = (mine.made(0x50, Location::caller()), other.made(0x50, Location::caller()));
+        let (live, foreign) = (
+            mine.made(0x50, Owner::Backend, Location::caller()),
+            other.made(0x50, Owner::Backend, Location::caller()),
+        );
         let text = mine.hold(foreign, "using a stream").map(drop).unwrap_err().to_string();
         assert!(text.contains("0x50 is no stream of this backend by this handle"), "{text}");
         assert!(mine.hold(live, WHAT).is_ok());

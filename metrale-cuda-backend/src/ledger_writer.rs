@@ -8,8 +8,8 @@ use metrale_ledger::{
 };
 use parking_lot::Mutex;
 
+use crate::features::KEEPS_LEDGER;
 use crate::live_addresses::LiveAddresses;
-use crate::parts::KEEPS_LEDGER;
 
 /// The one ledger of a backend. Everything that writes goes through here.
 #[derive(Debug)]

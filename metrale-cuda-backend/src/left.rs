@@ -7,8 +7,8 @@ use std::panic::Location;
 
 use metrale_ledger::ByteSize;
 
+use crate::features::KEEPS_LEDGER;
 use crate::ledger_writer::Left;
-use crate::parts::KEEPS_LEDGER;
 
 /// Call sites named in a line of the log.
 const SITES: usize = 5;

@@ -71,6 +71,7 @@ mod event;
 mod fault_latch;
 mod fault_probe;
 mod fault_reason;
+mod features;
 mod gpu;
 mod graph;
 mod handle_tombstones;
@@ -87,6 +88,7 @@ pub mod memory;
 mod merged_report;
 mod n_tile;
 mod op_cache;
+mod owned_handle;
 mod owners;
 mod parts;
 mod raw_handles;
@@ -141,6 +143,7 @@ pub use metrale_registry::{
 };
 pub use n_tile::NTileError;
 pub use op_cache::{OpHandle, Scratch};
+pub use owned_handle::OwnedHandle;
 pub use owners::{
     Arena, Capture, DeviceBuffer, DeviceSlice, DeviceSliceMut, Event, Graph, Kernel, Module, PinnedBuffer,
     SharedBackend, Stream,

@@ -89,6 +89,13 @@ impl KernelHandle {
     }
 }
 
+/// A number that no other call in the process answers, and not 0.
+pub(crate) fn unique_number() -> u64 {
+    static NUMBERS: AtomicU64 = AtomicU64::new(1);
+    // Only uniqueness counts.
+    NUMBERS.fetch_add(1, Relaxed)
+}
+
 /// The driver's number for something, and which of those that had the number is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct HandleId {
@@ -100,9 +107,7 @@ pub(crate) struct HandleId {
 impl HandleId {
     /// The identity of what was just made, or adopted.
     pub(crate) fn new(raw: u64) -> Self {
-        static GENERATIONS: AtomicU64 = AtomicU64::new(1);
-        // Only uniqueness counts.
-        Self { raw, generation: GENERATIONS.fetch_add(1, Relaxed) }
+        Self { raw, generation: unique_number() }
     }
 
     /// A stream's: the driver's own are always the same.

@@ -179,9 +179,7 @@ impl MetraleCudaBackend {
         if event == 0 {
             // Nothing to ask: whatever is queued, on whichever stream. Not where it would break another backend's capture;
             // the driver's free waits then.
-            if self.captures_on_device() {
-                return Ok(());
-            }
+            let Ok(_waits) = self.wait_for_device("waiting for the device", "") else { return Ok(()) };
             // SAFETY: takes nothing.
             return unsafe { ask!(self.driver(), cuCtxSynchronize()) };
         }

@@ -4,40 +4,33 @@
 use std::panic::Location;
 
 use metrale_driver_sys::{
-    CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD,
-    CUDA_ERROR_NOT_READY,
+    CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CU_STREAM_PER_THREAD, CUDA_ERROR_NOT_READY,
 };
 
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask, failed};
 use crate::error::{BadArgument, Result};
-use crate::event::{CAPTURED, stale, why};
-use crate::gpu::{GpuBackend, GpuStreams};
+use crate::event::{CAPTURED, RECORD, WAIT, stale, why};
+use crate::gpu::{GpuDevice, GpuStreams};
 use crate::graph::Reach;
-use crate::memory::Cost;
+use crate::handles::Owner;
+use crate::owned_handle::OwnedHandle;
 use crate::raw_handles::{EventHandle, StreamHandle};
 use crate::stream::{NOTHING_TO_WAIT_FOR, count_sync};
 
 impl GpuStreams for MetraleCudaBackend {
     #[track_caller]
     fn create_stream(&self) -> Result<StreamHandle> {
-        let site = Location::caller();
-        let _bound = self.bound("making a stream")?;
-        let make = || {
-            let mut stream = 0;
-            // SAFETY: the result pointer is a local.
-            unsafe { ask!(self.driver(), cuStreamCreate(&mut stream, CU_STREAM_NON_BLOCKING)) }
-                .doing(|| "making a stream".to_owned())?;
-            Ok(stream)
-        };
-        let stream = self.measure(Cost::Streams, make)?;
-        Ok(StreamHandle(self.streams().made(stream, site)))
+        self.make_stream(Owner::Backend, Location::caller())
+    }
+
+    #[track_caller]
+    fn create_owned_stream(&self) -> Result<OwnedHandle<StreamHandle>> {
+        self.make_stream(Owner::Handle, Location::caller()).map(|stream| self.owned(stream))
     }
 
     #[track_caller]
     fn destroy_stream(&self, stream: StreamHandle) -> Result<()> {
-        const WHAT: &str = "destroying a stream";
-        let site = Location::caller();
         if stream.is_the_drivers() {
             let what = if stream == StreamHandle::PER_THREAD {
                 "the stream of each thread"
@@ -54,13 +47,15 @@ impl GpuStreams for MetraleCudaBackend {
             )
             .into());
         }
-        let _current = self.entered(WHAT)?;
-        // A stale handle is named as such, whatever the stream does that has its number now.
-        self.look_up_stream(stream, WHAT)?;
-        self.uncaptured(stream, WHAT, || ())?;
-        self.outgrow_stream(stream);
-        let entry = self.uncaptured(stream, WHAT, || self.streams().remove(stream.0, site, WHAT))??;
-        self.destroy_removed_handle(entry).doing(|| format!("destroying stream {stream:#x}"))
+        self.end_stream(stream, Owner::Backend, Location::caller())
+    }
+
+    #[track_caller]
+    fn destroy_owned_stream(&self, stream: OwnedHandle<StreamHandle>) -> Result<()> {
+        match stream.of(self.number()) {
+            Some(stream) => self.end_stream(stream, Owner::Handle, Location::caller()),
+            None => self.destroy_stream(stream.handle()),
+        }
     }
 
     #[track_caller]
@@ -118,8 +113,9 @@ impl GpuStreams for MetraleCudaBackend {
     fn synchronize(&self) -> Result<()> {
         const ADVICE: &str = "it would break every capture of the device; wait for single streams, or until the capture has \
                               ended";
-        let _bound = self.bound("waiting for the device")?;
-        self.outside_capture(Reach::Device, "waiting for the device", ADVICE)?;
+        const WHAT: &str = "waiting for the device";
+        let _bound = self.bound(WHAT)?;
+        let _waits = self.wait_for_device(WHAT, ADVICE)?;
         count_sync();
         // SAFETY: takes nothing.
         unsafe { ask!(self.driver(), cuCtxSynchronize()) }
@@ -128,32 +124,60 @@ impl GpuStreams for MetraleCudaBackend {
 
     #[track_caller]
     fn create_event(&self) -> Result<EventHandle> {
-        self.make_event(CU_EVENT_DISABLE_TIMING)
+        self.make_event(CU_EVENT_DISABLE_TIMING, Owner::Backend, Location::caller())
     }
 
     #[track_caller]
     fn create_timing_event(&self) -> Result<EventHandle> {
-        self.make_event(CU_EVENT_DEFAULT)
+        self.make_event(CU_EVENT_DEFAULT, Owner::Backend, Location::caller())
+    }
+
+    #[track_caller]
+    fn create_owned_event(&self, timing: bool) -> Result<OwnedHandle<EventHandle>> {
+        let flags = if timing { CU_EVENT_DEFAULT } else { CU_EVENT_DISABLE_TIMING };
+        self.make_event(flags, Owner::Handle, Location::caller()).map(|event| self.owned(event))
     }
 
     fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
-        const WHAT: &str = "recording an event";
-        let _bound = self.bound_for(stream, WHAT)?;
-        let _held = (self.hold_event(event, WHAT)?, self.hold_stream(stream, WHAT)?);
-        let _ordered = self.graph_client().shared.exclude_calls_of(event);
-        // SAFETY: no memory is passed; event and stream are held.
-        let ask = || unsafe { ask!(self.driver(), cuEventRecord(event.raw(), stream.raw())) };
-        self.ask_bound(WHAT, ask)
-            .inspect(|()| self.event_recorded(event, stream))
-            .doing(|| format!("recording event {event:#x} on stream {stream:#x}"))
+        let _bound = self.bound_for(stream, RECORD)?;
+        let _held = (self.hold_event(event, RECORD)?, self.hold_stream(stream, RECORD)?);
+        // SAFETY: event and stream are held.
+        unsafe { self.queue_record(event, stream) }
+    }
+
+    fn record_owned_event(
+        &self,
+        event: &OwnedHandle<EventHandle>,
+        stream: &OwnedHandle<StreamHandle>,
+    ) -> Result<()> {
+        let me = self.number();
+        let (Some(event), Some(stream)) = (event.of(me), stream.of(me)) else {
+            return self.record_event(event.handle(), stream.handle());
+        };
+        let _bound = self.bound_for(stream, RECORD)?;
+        // SAFETY: their owners are borrowed.
+        unsafe { self.queue_record(event, stream) }
     }
 
     fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
-        const WHAT: &str = "making a stream wait for an event";
-        let _bound = self.bound_for(stream, WHAT)?;
-        let _held = (self.hold_event(event, WHAT)?, self.hold_stream(stream, WHAT)?);
+        let _bound = self.bound_for(stream, WAIT)?;
+        let _held = (self.hold_event(event, WAIT)?, self.hold_stream(stream, WAIT)?);
         // SAFETY: event and stream are held.
-        unsafe { self.queue_wait(stream, event, WHAT, || format!("event {event:#x}")) }
+        unsafe { self.queue_wait(stream, event, WAIT, || format!("event {event:#x}")) }
+    }
+
+    fn wait_owned_event(
+        &self,
+        stream: &OwnedHandle<StreamHandle>,
+        event: &OwnedHandle<EventHandle>,
+    ) -> Result<()> {
+        let me = self.number();
+        let (Some(event), Some(stream)) = (event.of(me), stream.of(me)) else {
+            return self.wait_event(stream.handle(), event.handle());
+        };
+        let _bound = self.bound_for(stream, WAIT)?;
+        // SAFETY: their owners are borrowed.
+        unsafe { self.queue_wait(stream, event, WAIT, || format!("event {event:#x}")) }
     }
 
     fn query_event(&self, event: EventHandle) -> Result<bool> {
@@ -202,11 +226,15 @@ impl GpuStreams for MetraleCudaBackend {
 
     #[track_caller]
     fn destroy_event(&self, event: EventHandle) -> Result<()> {
-        const WHAT: &str = "destroying an event";
-        let site = Location::caller();
-        let _current = self.entered(WHAT)?;
-        let entry = self.events().remove(event.0, site, WHAT)?;
-        self.destroy_removed_handle(entry).doing(|| format!("destroying event {event:#x}"))
+        self.end_event(event, Owner::Backend, Location::caller())
+    }
+
+    #[track_caller]
+    fn destroy_owned_event(&self, event: OwnedHandle<EventHandle>) -> Result<()> {
+        match event.of(self.number()) {
+            Some(event) => self.end_event(event, Owner::Handle, Location::caller()),
+            None => self.destroy_event(event.handle()),
+        }
     }
 
     #[track_caller]
@@ -222,7 +250,7 @@ impl GpuStreams for MetraleCudaBackend {
         Ok(self.events().release(event.0, Location::caller())?)
     }
 
-    fn wait_peer_event(&self, stream: StreamHandle, of: &dyn GpuBackend, event: EventHandle) -> Result<()> {
+    fn wait_peer_event(&self, stream: StreamHandle, of: &dyn GpuDevice, event: EventHandle) -> Result<()> {
         const WHAT: &str = "making a stream wait for another backend's event";
         let _bound = self.bound_for(stream, WHAT)?;
         let of = self.peer(of)?;

@@ -149,6 +149,7 @@ impl MetraleCudaBackend {
         let graphs = self.destroy_graphs_using(&memory, true);
         // What an owner gave up was not forgotten by anybody.
         self.free_deferred();
+        let _moving = self.moves();
         let swept = Swept { left: self.ledger_writer().drain() };
         let count = swept.left.len();
         if count > 0 {

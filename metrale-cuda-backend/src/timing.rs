@@ -13,7 +13,7 @@ use metrale_telemetry::run_metrics;
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
 use crate::error::Result;
-use crate::parts::TIMES_SPANS;
+use crate::features::TIMES_SPANS;
 use crate::raw_handles::StreamHandle;
 use crate::span_table::{PENDING_LIMIT, Pair, TimingState};
 

@@ -14,8 +14,8 @@ use common::{
 };
 use metrale_cuda_backend::{
     BackendConfig, BadArgument, CallFailed, CaptureGuard, Capturing, ContextLost, DevicePtr, DriverApi,
-    DriverFn, FreeError, GpuBackend, GraphFault, GraphHandle, GraphUpdate, KernelLaunch, MetraleCudaBackend,
-    NotCapturing, NotSupported, PinnedByGraph, Remedy, Result, StreamHandle, StreamInUse,
+    DriverFn, ErrorKind, FreeError, GpuBackend, GraphFault, GraphHandle, GraphUpdate, KernelLaunch,
+    MetraleCudaBackend, NotCapturing, NotSupported, PinnedByGraph, Remedy, Result, StreamHandle, StreamInUse,
 };
 use metrale_driver_sim::driver_sys::SCALE;
 use metrale_driver_sim::{FaultDriver, Profile, TraceDriver, on_both_drivers};
@@ -1174,6 +1174,36 @@ fn a_context_lost_in_a_capture_is_told_before_the_capture() {
     }
     let ((), lines) = logged(|| drop(backend));
     assert!(lines.len() == 1 && lines[0].contains("2 allocations"), "{lines:?}");
+}
+
+/// The wait would break the capture that began while it waits.
+#[test]
+fn no_capture_begins_while_the_whole_device_is_waited_for() {
+    let driver = Arc::new(HookedDriver::new(Arc::new(sim())));
+    let [waiting, capturing] = [(); 2].map(|()| Arc::new(backend(driver.clone())));
+    let stream = capturing.create_stream().unwrap();
+    let refused = Arc::new(std::sync::Mutex::new(None));
+    let (other, answer) = (Arc::clone(&capturing), Arc::clone(&refused));
+    driver.before_each(move |called| {
+        if called == DriverFn::cuCtxSynchronize {
+            let other = Arc::clone(&other);
+            let begun = thread::spawn(move || other.begin_capture(stream)).join().unwrap();
+            *answer.lock().unwrap() = Some(begun.unwrap_err());
+        }
+    });
+    waiting.synchronize().unwrap();
+    driver.before_each(|_| {});
+    let refused = refused.lock().unwrap().take().expect("it was waited for");
+    assert_eq!((refused.kind(), refused.remedy()), (ErrorKind::Capture, Remedy::FixCall));
+    let refused = refused.downcast::<StreamInUse>().expect("typed");
+    assert!(
+        refused.stream == stream && refused.to_string().contains("waits for the whole device"),
+        "{refused}"
+    );
+    capturing.begin_capture(stream).unwrap();
+    assert!(waiting.synchronize().unwrap_err().is::<Capturing>(), "and the other way round");
+    capturing.end_capture(stream).unwrap();
+    waiting.synchronize().unwrap();
 }
 
 /// What is only lent for the call must not become a node, which would read or write it at every replay.

@@ -14,8 +14,8 @@ use metrale_cuda_backend::memory::{
     CgroupLimit, FreeSource, HostFigureKind, LowMemory, Quality, WatchdogError,
 };
 use metrale_cuda_backend::{
-    AllocKind, BackendConfig, CallFailed, Capturing, DriverApi, DriverFn, GpuBackend, MetraleCudaBackend,
-    OutOfMemory, Remedy, Verdict,
+    AllocKind, BackendConfig, CallFailed, Capturing, DriverApi, DriverFn, Freed, GpuBackend,
+    MetraleCudaBackend, OutOfMemory, Remedy, Verdict,
 };
 use metrale_driver_sim::driver_sys::attribute;
 use metrale_driver_sim::{FaultDriver, Profile, SimDriver, on_both_drivers};
@@ -123,6 +123,39 @@ on_both_drivers! {
         let account = backend.account().unwrap();
         assert_eq!(account.remainder_bytes(), 0, "{account}");
         assert_eq!((account.term("ledger").unwrap().bytes, account.term("arenas").unwrap().bytes), (0, 0));
+    }
+}
+
+/// A thread has its memory off the ledger, and the driver has not freed it yet: no moment for an account.
+#[test]
+fn an_account_waits_for_memory_between_ledger_and_driver() {
+    let driver = Arc::new(HookedDriver::new(Arc::new(sim())));
+    let backend = Arc::new(backend(driver.clone()));
+    for (bytes, owned) in [(64, false), (64, true), (4 * MIB, false)] {
+        let memory = backend.alloc_owned(bytes).unwrap();
+        let (tell, account) = mpsc::channel();
+        let other = Arc::clone(&backend);
+        driver.before_each(move |called| {
+            if called == DriverFn::cuMemFree_v2 {
+                let (other, tell) = (Arc::clone(&other), tell.clone());
+                let (begin, begun) = mpsc::channel();
+                std::thread::spawn(move || {
+                    begin.send(()).unwrap();
+                    tell.send(other.account().unwrap()).unwrap();
+                });
+                begun.recv().unwrap();
+                // Time enough to ask the driver, were it not for this free.
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        if owned {
+            assert!(matches!(backend.free_owned(memory), Ok(Freed::Now)));
+        } else {
+            backend.free(memory.ptr()).unwrap();
+        }
+        let account = account.recv().unwrap();
+        driver.before_each(|_| {});
+        assert_eq!(account.remainder_bytes(), 0, "{bytes} bytes: {account}");
     }
 }
 

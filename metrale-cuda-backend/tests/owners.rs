@@ -10,8 +10,9 @@ use bytemuck::{Pod, Zeroable};
 use common::{MIB, backend, logged, sim};
 use half::{bf16, f16};
 use metrale_cuda_backend::{
-    BadArgument, Capturing, ContextLost, DeviceBuffer, DeviceSlice, DeviceSliceMut, DriverApi, DriverFn,
-    Event, FreeError, Freed, GpuBackend, Graph, GraphUpdate, PinnedByGraph, Stream,
+    Arena, BadArgument, Capturing, ContextLost, DeviceBuffer, DeviceSlice, DeviceSliceMut, DriverApi,
+    DriverFn, Event, FreeError, Freed, GpuBackend, Graph, GraphUpdate, OwnedHandle, PinnedBuffer,
+    PinnedByGraph, Stream,
 };
 use metrale_driver_sim::{FaultDriver, on_both_drivers};
 
@@ -50,6 +51,81 @@ on_both_drivers! {
         assert_eq!(DeviceBuffer::from_slice(&gpu, &tokens).unwrap().to_vec().unwrap(), tokens);
         assert_eq!(DeviceBuffer::<u64>::zeroed(&gpu, 3).unwrap().to_vec().unwrap(), [0; 3]);
         assert_eq!((gpu.live_bytes(), gpu.ledger_probe().live_count()), (0, 0), "each was freed");
+    }
+
+    /// An owner's handle is good for calls, and only the owner ends what it is of.
+    an_owners_stream_and_event_are_ended_by_nobody_else(driver) {
+        let gpu = shared(driver);
+        let (stream, event) = (Stream::new(&gpu).unwrap(), Event::new(&gpu).unwrap());
+        let by_hand = [
+            gpu.destroy_stream(stream.handle()), gpu.release_stream(stream.handle()),
+            gpu.destroy_event(event.handle()), gpu.release_event(event.handle()),
+        ];
+        for refused in by_hand {
+            let error = refused.unwrap_err();
+            let line = format!("belongs to the owner made at {}:", file!());
+            assert!(error.is::<BadArgument>() && error.to_string().contains(&line), "{error}");
+        }
+        stream.record(&event).unwrap();
+        gpu.record_event(event.handle(), stream.handle()).unwrap();
+        stream.wait(&event).unwrap();
+        event.synchronize().unwrap();
+        let raw = (stream.handle(), event.handle());
+        drop((stream, event));
+        let [gone, too] = [gpu.synchronize_stream(raw.0), gpu.synchronize_event(raw.1)].map(Result::unwrap_err);
+        assert!(gone.to_string().contains("was destroyed at") && too.to_string().contains("was destroyed at"), "{gone} {too}");
+    }
+
+    /// A handle that another backend made is looked up, as one that an implementation made of a plain handle is.
+    what_another_backend_made_is_looked_up(driver) {
+        let (gpu, other) = (backend(Arc::clone(&driver)), backend(driver));
+        let (stream, event) = (gpu.create_owned_stream().unwrap(), gpu.create_owned_event(false).unwrap());
+        gpu.record_owned_event(&event, &stream).unwrap();
+        gpu.wait_owned_event(&stream, &event).unwrap();
+        for refused in [other.record_owned_event(&event, &stream), other.wait_owned_event(&stream, &event)] {
+            assert!(refused.unwrap_err().is::<BadArgument>());
+        }
+        assert!(other.destroy_owned_stream(stream).unwrap_err().is::<BadArgument>());
+        assert!(other.destroy_owned_event(event).unwrap_err().is::<BadArgument>());
+
+        let plain = (gpu.create_stream().unwrap(), gpu.create_event().unwrap());
+        let of_plain = || (OwnedHandle::new(plain.0), OwnedHandle::new(plain.1));
+        gpu.record_owned_event(&of_plain().1, &of_plain().0).unwrap();
+        gpu.destroy_owned_stream(of_plain().0).unwrap();
+        gpu.destroy_owned_event(of_plain().1).unwrap();
+        let stale = gpu.record_owned_event(&of_plain().1, &of_plain().0).unwrap_err();
+        assert!(stale.to_string().contains("was destroyed at"), "{stale}");
+        assert!(gpu.wait_owned_event(&of_plain().0, &of_plain().1).unwrap_err().is::<BadArgument>());
+        assert!(gpu.destroy_owned_stream(of_plain().0).unwrap_err().is::<BadArgument>());
+    }
+
+    /// Whichever backend's the capture or graph is that it waits for, and though its own backend is asked nothing any more.
+    what_waits_for_another_backends_capture_or_graph_is_freed_when_that_ends(driver) {
+        let [gpu, other] = [(); 2].map(|()| shared(Arc::clone(&driver)));
+        let stream = Stream::new(&other).unwrap();
+        let buffer = || DeviceBuffer::<u8>::zeroed(&gpu, 100).unwrap();
+        let live = || (gpu.live_bytes(), gpu.ledger_probe().snapshot().totals.pinned_bytes);
+
+        let (held, host) = (buffer(), PinnedBuffer::<u8>::new(&gpu, 64).unwrap());
+        let capture = stream.capture().unwrap();
+        drop((held, host));
+        assert_eq!(live(), (100, 64), "not while this thread captures on the device");
+        drop(capture);
+        assert_eq!(live(), (0, 0));
+
+        let arena = Arena::new(&gpu, 1 << 20).unwrap();
+        let (source, mut to, mut part) = (buffer(), buffer(), arena.alloc::<u8>("part", 100).unwrap());
+        let capture = stream.capture().unwrap();
+        stream.copy(&source, &mut to).unwrap();
+        stream.copy(&source, &mut part).unwrap();
+        let graph = capture.finish("copies").unwrap();
+        let place = part.ptr();
+        assert!(matches!(to.close(), Ok(Freed::Later(_))));
+        drop((source, part));
+        assert_eq!(live().0, 200, "a graph uses both");
+        drop(graph);
+        assert_eq!(live().0, 0);
+        assert_eq!(gpu.ledger_probe().sub_range_at(place.addr()), None, "the place in the arena is given back");
     }
 
     views_take_parts_and_other_types_and_check_both(driver) {
@@ -216,6 +292,20 @@ on_both_drivers! {
         let ((), log) = logged(|| drop((clones, gpu)));
         assert!(log.is_empty(), "nothing was left: {log:?}");
     }
+}
+
+/// Two drivers give the same numbers: what one backend made is not the other's.
+#[test]
+fn backends_of_two_drivers_know_their_own_handles() {
+    let [one, two] = [backend(sim()), backend(sim())];
+    let [(stream, event), (their_stream, their_event)] =
+        [&one, &two].map(|gpu| (gpu.create_owned_stream().unwrap(), gpu.create_owned_event(true).unwrap()));
+    assert_eq!(stream.handle().raw(), their_stream.handle().raw(), "what this test is about");
+    assert!(one.record_owned_event(&event, &their_stream).unwrap_err().is::<BadArgument>());
+    assert!(one.wait_owned_event(&stream, &their_event).unwrap_err().is::<BadArgument>());
+    assert!(one.destroy_owned_stream(their_stream).unwrap_err().is::<BadArgument>());
+    one.record_owned_event(&event, &stream).unwrap();
+    drop((stream, their_event, event));
 }
 
 #[test]

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use metrale_cuda_backend::{
-    BackendConfig, DevicePtr, DriverApi, EventHandle, GraphHandle, KernelLaunch, MetraleCudaBackend,
-    PinnedPtr, StreamHandle, Uploader,
+    BackendConfig, DevicePtr, DriverApi, Event, GraphHandle, KernelLaunch, MetraleCudaBackend, PinnedPtr,
+    Stream, StreamHandle, Uploader,
 };
 use metrale_driver_sim::{Profile, SimDriver};
 
@@ -32,8 +32,8 @@ pub(crate) struct Calls {
     launch: KernelLaunch,
     /// Keeps a chunk mapped, as the weights of a model do.
     held: DevicePtr,
-    made: StreamHandle,
-    event: EventHandle,
+    made: Stream,
+    event: Event,
     /// Graphs of as many launches as [`GRAPH_NODES`] says.
     graphs: Vec<GraphHandle>,
 }
@@ -52,25 +52,25 @@ impl Calls {
     }
 
     fn on(driver: Arc<dyn DriverApi>) -> Result<Self> {
-        let backend = MetraleCudaBackend::builder()
+        let builder = MetraleCudaBackend::builder()
             .driver(driver)
             .modules(&[("calls", PTX)])
-            .config(BackendConfig::default())
-            .build()?;
+            .config(BackendConfig::default());
+        let backend = Arc::new(builder.build()?);
         let held = backend.alloc(BYTES)?;
         let idle = backend.kernel("calls", "idle")?;
-        let (made, event) = (backend.create_stream()?, backend.create_event()?);
+        let (made, event) = (Stream::new(&backend)?, Event::new(&backend)?);
         let mut launch = KernelLaunch::new(idle).ptr(held);
         let mut graphs = Vec::new();
         for nodes in GRAPH_NODES {
-            let capture = backend.capture(made)?;
+            let capture = backend.capture(made.handle())?;
             for _ in 0..nodes {
                 // SAFETY: the argument is the kernel's one parameter, and the kernel touches nothing.
-                unsafe { launch.on_stream(&backend, made) }?;
+                unsafe { launch.on_stream(&*backend, made.handle()) }?;
             }
             graphs.push(capture.end()?);
         }
-        Ok(Self { graphs, backend: Arc::new(backend), idle: idle.raw(), launch, held, made, event })
+        Ok(Self { graphs, backend, idle: idle.raw(), launch, held, made, event })
     }
 
     /// The driver and the device, in words.
@@ -84,7 +84,7 @@ impl Calls {
 
     /// The backend's own stream, which it tells by its number, and one it made, which it looks up.
     pub(crate) fn streams(&self) -> [(&'static str, StreamHandle); 2] {
-        [("own stream", self.backend.stream()), ("a made stream", self.made)]
+        [("own stream", self.backend.stream()), ("a made stream", self.made.handle())]
     }
 
     /// Waits until nothing is queued.
@@ -132,13 +132,14 @@ impl Calls {
 
     /// Replays a graph on the made stream.
     pub(crate) fn replay(&self, place: usize) {
-        self.backend.launch_graph(self.graphs[place], self.made).expect("a replay");
+        self.backend.launch_graph(self.graphs[place], self.made.handle()).expect("a replay");
     }
 
     /// [`replay`](Self::replay) by the bare call.
     pub(crate) fn bare_replay(&self, place: usize) {
+        let (graph, stream) = (self.graphs[place].raw(), self.made.handle().raw());
         // SAFETY: the graph and the stream are the backend's and live.
-        assert_eq!(unsafe { self.driver().cuGraphLaunch(self.graphs[place].raw(), self.made.raw()) }, 0);
+        assert_eq!(unsafe { self.driver().cuGraphLaunch(graph, stream) }, 0);
     }
 
     /// Fills an allocation.
@@ -154,13 +155,14 @@ impl Calls {
 
     /// Records an event on the made stream.
     pub(crate) fn record_event(&self) {
-        self.backend.record_event(self.event, self.made).expect("an event");
+        self.made.record(&self.event).expect("an event");
     }
 
     /// [`record_event`](Self::record_event) by the bare call.
     pub(crate) fn bare_record_event(&self) {
+        let (event, stream) = (self.event.handle().raw(), self.made.handle().raw());
         // SAFETY: the event and the stream are the backend's and live.
-        assert_eq!(unsafe { self.driver().cuEventRecord(self.event.raw(), self.made.raw()) }, 0);
+        assert_eq!(unsafe { self.driver().cuEventRecord(event, stream) }, 0);
     }
 
     /// What loading needs: so many bytes of ordinary memory, a place for them, and pinned buffers.
@@ -183,13 +185,7 @@ impl Drop for Calls {
     fn drop(&mut self) {
         let backend = &self.backend;
         let graphs = self.graphs.drain(..).try_for_each(|graph| backend.destroy_graph(graph));
-        let outcomes = [
-            graphs,
-            backend.destroy_event(self.event),
-            backend.destroy_stream(self.made),
-            backend.free(self.held),
-        ];
-        outcomes.into_iter().collect::<metrale_cuda_backend::Result<()>>().expect("all is the backend's");
+        graphs.and(backend.free(self.held)).expect("all is the backend's");
     }
 }
 
@@ -212,7 +208,7 @@ impl Load<'_> {
 
     /// As many bytes from memory that is pinned already: what the bus gives.
     pub(crate) fn bare_pinned(&self) {
-        let stream = self.calls.made;
+        let stream = self.calls.made.handle();
         for at in (0..self.source.len()).step_by(BUFFER) {
             let from = self.pinned.as_ptr().cast_const().cast();
             // SAFETY: both ends hold a buffer's bytes, and live on until the wait below.

@@ -2,7 +2,7 @@
 //! [`GpuCopies`].
 
 use crate::error::Result;
-use crate::gpu::GpuBackend;
+use crate::gpu::GpuDevice;
 use crate::memory::Copy2d;
 use crate::raw_handles::{DevicePtr, EventHandle, StreamHandle};
 
@@ -180,7 +180,7 @@ pub trait GpuCopies: Send + Sync {
     fn copy_peer_async(
         &self,
         src: DevicePtr,
-        to: &dyn GpuBackend,
+        to: &dyn GpuDevice,
         dst: DevicePtr,
         bytes: usize,
         stream: StreamHandle,
@@ -192,7 +192,7 @@ pub trait GpuCopies: Send + Sync {
     ///
     /// # Errors
     /// As [`copy_peer_async`](Self::copy_peer_async).
-    fn copy_peer(&self, src: DevicePtr, to: &dyn GpuBackend, dst: DevicePtr, bytes: usize) -> Result<()>;
+    fn copy_peer(&self, src: DevicePtr, to: &dyn GpuDevice, dst: DevicePtr, bytes: usize) -> Result<()>;
 
     /// [`copy_h2d_async_retained`](Self::copy_h2d_async_retained) with the event `mark` recorded behind the copy. Refused while
     /// `stream` captures. Where the copy or the record fails, `stream` is waited for: nothing of the copy is under way then.

@@ -45,7 +45,8 @@ pub trait GpuGraphs: Send + Sync {
     /// [`BadArgument`](crate::BadArgument) for the legacy stream, which cannot be captured, and for that of each thread, which
     /// any use of the legacy stream would break;
     /// [`Capturing`](crate::Capturing) where the stream takes part in a capture already;
-    /// [`StreamInUse`](crate::StreamInUse) where another thread's copy borrows host memory on it;
+    /// [`StreamInUse`](crate::StreamInUse) where another thread's copy borrows host memory on it, or another thread waits for the
+    /// whole device;
     /// [`FeatureOff`](crate::FeatureOff) without feature `graph`.
     #[track_caller]
     fn begin_capture(&self, stream: StreamHandle) -> Result<()>;

@@ -73,6 +73,10 @@ pub trait GpuMemory: Send + Sync {
         self.free(memory.ptr()).map(|()| Freed::Now)
     }
 
+    /// Has what was answered [`Freed::Later`] be freed also when a capture or graph of another backend of the driver ends. Owners
+    /// call it on that answer.
+    fn free_when_it_may(self: Arc<Self>) {}
+
     /// Allocates `bytes` of device memory with an owner of its own: accounted apart and never taken by
     /// [`sweep_unreleased`](Self::sweep_unreleased). It outlives the backend, with its contents, until it is
     /// [freed](Self::free_arena) or the process ends. Otherwise as [`alloc`](Self::alloc).

@@ -2,7 +2,8 @@
 //! [`GpuStreams`].
 
 use crate::error::Result;
-use crate::gpu::GpuBackend;
+use crate::gpu::GpuDevice;
+use crate::owned_handle::OwnedHandle;
 use crate::raw_handles::{EventHandle, StreamHandle};
 
 /// Streams and events.
@@ -27,14 +28,34 @@ pub trait GpuStreams: Send + Sync {
     #[track_caller]
     fn create_stream(&self) -> Result<StreamHandle>;
 
+    /// [`create_stream`](Self::create_stream) for an owner: only [`destroy_owned_stream`](Self::destroy_owned_stream) destroys it,
+    /// and nothing releases it. [`Stream::new`](crate::Stream::new) calls this.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    fn create_owned_stream(&self) -> Result<OwnedHandle<StreamHandle>> {
+        self.create_stream().map(OwnedHandle::new)
+    }
+
     /// Destroys a stream of [`create_stream`](Self::create_stream). Works on a thread that is not bound. Does not block: the driver completes its queued work, and
     /// a call of another thread that still uses the stream destroys it when it returns. Refused while it takes part in a
     /// capture. On every other answer the stream must not be used again. The backend's drop destroys what is left.
     ///
     /// # Errors
-    /// [`BadArgument`](crate::BadArgument) for the legacy stream and the backend's own, and for an adopted one.
+    /// [`BadArgument`](crate::BadArgument) for the legacy stream and the backend's own, for an adopted one, and for one that an
+    /// owner has.
     #[track_caller]
     fn destroy_stream(&self, stream: StreamHandle) -> Result<()>;
+
+    /// As [`destroy_stream`](Self::destroy_stream), by the owner.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    fn destroy_owned_stream(&self, stream: OwnedHandle<StreamHandle>) -> Result<()> {
+        self.destroy_stream(stream.handle())
+    }
 
     /// Makes a stream known that something else created, by the driver's number, and returns its handle. Only its creator
     /// may destroy it. Does not block; the driver is not asked.
@@ -93,12 +114,35 @@ pub trait GpuStreams: Send + Sync {
     #[track_caller]
     fn create_timing_event(&self) -> Result<EventHandle>;
 
+    /// [`create_timing_event`](Self::create_timing_event), or else [`create_event`](Self::create_event), for an owner, as
+    /// [`create_owned_stream`](Self::create_owned_stream) is for a stream.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    fn create_owned_event(&self, timing: bool) -> Result<OwnedHandle<EventHandle>> {
+        let event = if timing { self.create_timing_event() } else { self.create_event() };
+        event.map(OwnedHandle::new)
+    }
+
     /// Records `event` after the work queued on `stream` so far. Does not block. Recorded by a capture, after whose end the
     /// event marks nothing until it is recorded anew.
     ///
     /// # Errors
     /// As [`GpuBackend`](crate::GpuBackend) says.
     fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<()>;
+
+    /// [`record_event`](Self::record_event) for owners, whose event and stream need no look-up.
+    ///
+    /// # Errors
+    /// As there.
+    fn record_owned_event(
+        &self,
+        event: &OwnedHandle<EventHandle>,
+        stream: &OwnedHandle<StreamHandle>,
+    ) -> Result<()> {
+        self.record_event(event.handle(), stream.handle())
+    }
 
     /// Makes later work of `stream` wait for `event`; one never recorded counts as passed. Does not block. Recorded by a
     /// capture, for events recorded in it: a stream that waits for such an event takes part in the capture from then on,
@@ -108,6 +152,18 @@ pub trait GpuStreams: Send + Sync {
     /// As [`GpuBackend`](crate::GpuBackend) says; [`StreamInUse`](crate::StreamInUse) where the stream would take part in a capture while a copy on another
     /// thread borrows host memory on it.
     fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
+
+    /// [`wait_event`](Self::wait_event) for owners, whose stream and event need no look-up.
+    ///
+    /// # Errors
+    /// As there.
+    fn wait_owned_event(
+        &self,
+        stream: &OwnedHandle<StreamHandle>,
+        event: &OwnedHandle<EventHandle>,
+    ) -> Result<()> {
+        self.wait_event(stream.handle(), event.handle())
+    }
 
     /// Whether `event` has passed; one never recorded has. Does not block. Refused for an event recorded in a capture.
     ///
@@ -132,9 +188,18 @@ pub trait GpuStreams: Send + Sync {
     /// What nobody destroys, the backend's drop does.
     ///
     /// # Errors
-    /// [`BadArgument`](crate::BadArgument) for an adopted event.
+    /// [`BadArgument`](crate::BadArgument) for an adopted event, and for one that an owner has.
     #[track_caller]
     fn destroy_event(&self, event: EventHandle) -> Result<()>;
+
+    /// As [`destroy_event`](Self::destroy_event), by the owner.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    fn destroy_owned_event(&self, event: OwnedHandle<EventHandle>) -> Result<()> {
+        self.destroy_event(event.handle())
+    }
 
     /// As [`adopt_stream`](Self::adopt_stream), for an event.
     ///
@@ -162,5 +227,5 @@ pub trait GpuStreams: Send + Sync {
     /// # Errors
     /// [`BadArgument`](crate::BadArgument) for a stream or event that is not live, or backends of two drivers; otherwise as
     /// [`GpuBackend`](crate::GpuBackend) says.
-    fn wait_peer_event(&self, stream: StreamHandle, of: &dyn GpuBackend, event: EventHandle) -> Result<()>;
+    fn wait_peer_event(&self, stream: StreamHandle, of: &dyn GpuDevice, event: EventHandle) -> Result<()>;
 }

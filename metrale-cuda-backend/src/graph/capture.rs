@@ -40,7 +40,7 @@ impl Drop for Recorded<'_> {
         self.backend.destroy_template(self.template);
         if !self.passed_on {
             self.backend.graph_client().shared.with(|state| state.pins.release(self.id));
-            self.backend.free_deferred();
+            self.backend.free_what_waited();
         }
     }
 }
@@ -84,7 +84,7 @@ impl MetraleCudaBackend {
             || (!SCALE && status() == Ok(CU_STREAM_CAPTURE_STATUS_NONE));
         let hint = if over {
             let capture = self.forget_capture(id);
-            self.free_deferred();
+            self.free_what_waited();
             capture.and_then(|capture| why_no_graph(error, &capture))
         } else {
             self.graph_client().shared.with(|state| state.captures.stop_ending(id));

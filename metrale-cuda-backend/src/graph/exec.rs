@@ -14,11 +14,11 @@ use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask, failed};
 use crate::error::{BadArgument, Error, NotSupported, Result};
 use crate::fault_latch::noted;
+use crate::features::KEEPS_LEDGER;
 use crate::graph::captures::Reach;
 use crate::graph::refusal::{Capturing, GraphFault};
 use crate::graph::shared::{Graph, GraphState};
 use crate::memory::Cost;
-use crate::parts::KEEPS_LEDGER;
 use crate::raw_handles::{DevicePtr, GraphHandle, HandleId, StreamHandle};
 
 pub(crate) const LAUNCHING: &str = "launching a graph";
@@ -68,7 +68,7 @@ impl MetraleCudaBackend {
             self.end_graph(&mut stale.state.lock());
         }
         run_metrics::process().counters().count(Counter::GraphCaptures);
-        self.free_deferred();
+        self.free_what_waited();
         Ok(handle)
     }
 

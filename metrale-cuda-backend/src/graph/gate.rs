@@ -25,9 +25,9 @@ use crate::backend::MetraleCudaBackend;
 use crate::error::{BadArgument, Result};
 use crate::graph::captures::{Capture, Reach, Wait, WaitFlaw};
 use crate::graph::pins::{Pin, Pins};
-use crate::graph::refusal::{Capturing, PinnedByGraph, StreamInUse};
-use crate::graph::shared::{BorrowedCopy, GraphClient, SharedState};
-use crate::raw_handles::{DevicePtr, EventHandle, StreamHandle};
+use crate::graph::refusal::{Capturing, PinnedByGraph};
+use crate::graph::shared::{BorrowedCopy, DeviceWait, GraphClient, SharedState};
+use crate::raw_handles::{DevicePtr, EventHandle, StreamHandle, unique_number};
 
 /// Keeps anything new from being pinned while memory is removed from the ledger. Holds nothing where nothing could be.
 pub(crate) struct Unpinned<'shared> {
@@ -166,7 +166,7 @@ impl MetraleCudaBackend {
             let Some(begun_at) = state.capture_of(stream).map(|capture| capture.site) else {
                 return Ok(None);
             };
-            let id = state.next_id();
+            let id = unique_number();
             state.pins.open(id, begun_at);
             match self.pin_uses(state, id, doing, uses) {
                 Ok(()) => Ok(Some(id)),
@@ -247,14 +247,19 @@ impl MetraleCudaBackend {
         self.graph_client().shared.borrow_on(stream, |capture| refusal(capture, doing, advice))
     }
 
+    /// Begins a wait for the whole device: no capture begins there meanwhile. Refused where one has.
+    pub(crate) fn wait_for_device(
+        &self,
+        doing: &'static str,
+        advice: &'static str,
+    ) -> Result<DeviceWait<'_>, Capturing> {
+        let GraphClient { shared, device, .. } = self.graph_client();
+        shared.wait_for_device(*device, |capture| refusal(capture, doing, advice))
+    }
+
     /// Whether a stream takes part in a capture of this driver's backends.
     pub(crate) fn captures(&self, stream: StreamHandle) -> bool {
         self.graph_client().within(Reach::Stream(stream), |_| ()).is_some()
-    }
-
-    /// Whether anything captures on this backend's device.
-    pub(crate) fn captures_on_device(&self) -> bool {
-        self.graph_client().within(Reach::Device, |_| ()).is_some()
     }
 
     /// An event was recorded on a stream.
@@ -285,10 +290,8 @@ impl MetraleCudaBackend {
         self.graph_client().shared.with(|state| {
             let flaw = match state.captures.may_wait(stream, event) {
                 Ok(Wait::Plain) => return Ok(Wait::Plain),
-                Ok(Wait::Captured) if state.is_borrowed_on(stream) => {
-                    return Err(StreamInUse { doing, stream }.into());
-                }
                 Ok(Wait::Captured) => {
+                    state.may_capture(stream, self.graph_client().device, doing)?;
                     state.joining = state.captures.capture_of_event(event).map(|id| (stream.raw(), id));
                     return Ok(Wait::Captured);
                 }

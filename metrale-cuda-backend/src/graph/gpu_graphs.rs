@@ -16,16 +16,16 @@ use metrale_telemetry::{Counter, Launch, LaunchKind, run_metrics};
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask, failed};
 use crate::error::{BadArgument, FeatureOff, Result};
+use crate::features::MAKES_GRAPHS;
 use crate::gpu::GpuGraphs;
 use crate::graph::capture::ends_capture;
 use crate::graph::exec::{LAUNCHING, not_updatable};
 use crate::graph::gate::refusal;
 use crate::graph::info::GraphInfo;
-use crate::graph::refusal::{NotCapturing, StreamInUse};
+use crate::graph::refusal::NotCapturing;
 use crate::graph::update::GraphUpdate;
 use crate::memory::Cost;
-use crate::parts::MAKES_GRAPHS;
-use crate::raw_handles::{DevicePtr, GraphHandle, StreamHandle};
+use crate::raw_handles::{DevicePtr, GraphHandle, StreamHandle, unique_number};
 
 impl GpuGraphs for MetraleCudaBackend {
     #[track_caller]
@@ -52,9 +52,7 @@ impl GpuGraphs for MetraleCudaBackend {
                 const ADVICE: &str = "the stream takes part in a capture already; end that one first";
                 return Err(refusal(earlier, WHAT, ADVICE).into());
             }
-            if state.is_borrowed_on(stream) {
-                return Err(StreamInUse { doing: WHAT, stream }.into());
-            }
+            state.may_capture(stream, self.graph_client().device, WHAT)?;
             // From here on it is not destroyed before the capture is over (`uncaptured`), unless it is about to be.
             if !held.is_live() {
                 return Err(BadArgument::new(format!(
@@ -63,7 +61,7 @@ impl GpuGraphs for MetraleCudaBackend {
                 ))
                 .into());
             }
-            let id = state.next_id();
+            let id = unique_number();
             let by = (self.graph_client().owner, self.graph_client().device);
             state.captures.open(id, by, stream, site, thread::current().id());
             state.pins.open(id, site);
@@ -117,7 +115,7 @@ impl GpuGraphs for MetraleCudaBackend {
             return match self.end_recording(origin, WHAT) {
                 Ok(recorded) => {
                     drop(recorded);
-                    self.free_deferred();
+                    self.free_what_waited();
                     Ok(true)
                 }
                 // Whatever it says, the capture is over, which is all that was asked.
@@ -246,7 +244,7 @@ impl GpuGraphs for MetraleCudaBackend {
                     shared.pins.release(before);
                 });
                 recorded.pass_on();
-                self.free_deferred();
+                self.free_what_waited();
                 Ok(GraphUpdate::Updated)
             }
             Err(error) if error.status == CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE => {
@@ -273,7 +271,7 @@ impl GpuGraphs for MetraleCudaBackend {
             client.shared.with(|shared| shared.graphs.insert(graph, entry));
             failed(error, doing, Some("it stays, and so does what it pins".to_owned()))
         })?;
-        self.free_deferred();
+        self.free_what_waited();
         Ok(())
     }
 

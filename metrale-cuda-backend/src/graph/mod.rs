@@ -32,4 +32,4 @@ pub use update::GraphUpdate;
 
 pub(crate) use captures::Reach;
 pub(crate) use gate::{Submission, Unpinned, Uses, is_of_captures};
-pub(crate) use shared::{BorrowedCopy, GraphClient};
+pub(crate) use shared::{BorrowedCopy, FreesLater, GraphClient};

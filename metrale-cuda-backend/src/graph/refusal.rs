@@ -31,19 +31,21 @@ pub struct Capturing {
     pub advice: &'static str,
 }
 
-/// A stream was to capture while a call on another thread copies from or to host memory on it that it has only borrowed: recorded, the
-/// copy would use that memory at each replay. The driver was not asked.
+/// A stream was to capture while a call on another thread is under way that a capture does not go with: it copies host memory on
+/// the stream that it has only borrowed, which each replay would use; or it waits for the whole device, which would break the
+/// capture. The driver was not asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{doing}: a call on another thread copies host memory on stream {stream:#x} right now, and waits for it; capture another \
-     stream, or try again when that call has returned"
-)]
+#[error("{doing} on stream {stream:#x}: a call on another thread {call} right now; {advice}")]
 #[non_exhaustive]
 pub struct StreamInUse {
     /// What was to be done.
     pub doing: &'static str,
     /// The stream.
     pub stream: StreamHandle,
+    /// What the other call does.
+    pub call: &'static str,
+    /// What to do instead.
+    pub advice: &'static str,
 }
 
 /// A capture was to be ended on a stream where none was begun. The driver was not asked.

@@ -5,8 +5,12 @@
 //! captured copy can reach the memory of any device of the driver, so no backend may free what a graph of another uses. And a
 //! copy or fill by any of them can reach pinned memory of any other.
 
+use std::fmt;
 use std::panic::Location;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicU64, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
 use std::sync::{Arc, Weak};
 use std::thread;
 
@@ -18,12 +22,30 @@ use rustc_hash::FxHashMap;
 
 use crate::graph::captures::{Capture, Captures, Reach};
 use crate::graph::pins::Pins;
+use crate::graph::refusal::StreamInUse;
 use crate::handle_tombstones::HandleTombstones;
 use crate::memory::FollowedRanges;
-use crate::raw_handles::{EventHandle, GraphHandle, HandleId, StreamHandle};
+use crate::raw_handles::{EventHandle, GraphHandle, HandleId, StreamHandle, unique_number};
 
 /// Locks that events share by their numbers.
 const EVENT_LOCKS: usize = 32;
+
+/// On a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct EventLock(Mutex<()>);
+
+/// Who has memory that waits for a capture or graph, of whichever backend, to end.
+pub(crate) trait FreesLater: Send + Sync {
+    /// Frees what waits and may be freed now.
+    fn free_waiting(&self);
+}
+
+impl fmt::Debug for dyn FreesLater {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FreesLater")
+    }
+}
 
 /// A graph that can be launched.
 #[derive(Debug)]
@@ -72,25 +94,21 @@ pub(crate) struct SharedState {
     /// Copies under way whose host memory is borrowed for the call only, by the number of their stream. No capture begins on one: a copy that
     /// was recorded would use that memory at each replay.
     borrowed: FxHashMap<u64, usize>,
+    /// The devices of the waits for a whole device that are under way. No capture begins on one: the wait would break it.
+    device_waits: Vec<usize>,
     /// The number of the stream that the driver is being asked to make part of a capture, and that capture's number.
     pub(crate) joining: Option<(u64, u64)>,
     /// The own stream of each device, which its backends share as long as one of them lives.
     own_streams: Vec<(Weak<CudaHost>, StreamHandle)>,
     /// The ledgers of all backends, by the number of each: a copy or fill may use the memory of any.
     pub(crate) ledgers: Vec<(u64, LedgerProbe)>,
-    /// The last number given to a backend or a capture.
-    last_id: u64,
+    /// Who asked to be told when a capture or graph has ended.
+    waiting: Vec<Weak<dyn FreesLater>>,
     /// Graphs that were given no name.
     unnamed: u64,
 }
 
 impl SharedState {
-    /// A number for a backend or a capture that no other has.
-    pub(crate) fn next_id(&mut self) -> u64 {
-        self.last_id += 1;
-        self.last_id
-    }
-
     /// The name of a graph that was given none.
     pub(crate) fn next_name(&mut self) -> Arc<str> {
         self.unnamed += 1;
@@ -118,9 +136,24 @@ impl SharedState {
         self.captures.on_stream(stream).or_else(joining)
     }
 
-    /// Whether a copy under way borrows host memory on a stream.
-    pub(crate) fn is_borrowed_on(&self, stream: StreamHandle) -> bool {
-        self.borrowed.contains_key(&stream.raw())
+    /// Refuses to have a stream of a device take part in a capture while a call is under way that a capture does not go with.
+    pub(crate) fn may_capture(
+        &self,
+        stream: StreamHandle,
+        device: usize,
+        doing: &'static str,
+    ) -> Result<(), StreamInUse> {
+        let (call, advice) = if self.borrowed.contains_key(&stream.raw()) {
+            ("copies host memory there", "capture another stream, or try again when that call has returned")
+        } else if self.device_waits.contains(&device) {
+            (
+                "waits for the whole device",
+                "try again when that call has returned, or have it wait for streams",
+            )
+        } else {
+            return Ok(());
+        };
+        Err(StreamInUse { doing, stream, call, advice })
     }
 
     /// A live graph of a device.
@@ -153,12 +186,14 @@ pub(crate) struct SharedGraphs {
     capturing: AtomicUsize,
     /// Pinned allocations and parts. Written and read likewise.
     pinned: AtomicUsize,
+    /// Counts the changes by which captures or pins became fewer.
+    ends: AtomicU64,
     state: Mutex<SharedState>,
     /// What copies and fills follow right now.
     pub(crate) followed: FollowedRanges,
     /// One by event, locked over each record of it and each wait for it, from the check to the note: otherwise the driver could make
     /// a stream take part in a capture by a record that is not noted yet. Locked before all others.
-    event_calls: [Mutex<()>; EVENT_LOCKS],
+    event_calls: [EventLock; EVENT_LOCKS],
 }
 
 impl SharedGraphs {
@@ -166,8 +201,12 @@ impl SharedGraphs {
     pub(crate) fn with<T>(&self, act: impl FnOnce(&mut SharedState) -> T) -> T {
         let mut state = self.state.lock();
         let answer = act(&mut state);
-        self.capturing.store(state.captures.len(), Relaxed);
-        self.pinned.store(state.pins.len(), Relaxed);
+        let (captures, pins) = (state.captures.len(), state.pins.len());
+        if captures < self.capturing.load(Relaxed) || pins < self.pinned.load(Relaxed) {
+            self.ends.fetch_add(1, Release);
+        }
+        self.capturing.store(captures, Relaxed);
+        self.pinned.store(pins, Relaxed);
         answer
     }
 
@@ -185,10 +224,44 @@ impl SharedGraphs {
         Ok(BorrowedCopy { shared: self, stream: stream.raw() })
     }
 
+    /// Keeps captures off a device while all of it is waited for; the answer of `refuse` where one is there already.
+    pub(crate) fn wait_for_device<T>(
+        &self,
+        device: usize,
+        refuse: impl FnOnce(&Capture) -> T,
+    ) -> Result<DeviceWait<'_>, T> {
+        let mut state = self.state.lock();
+        if let Some(capture) = state.captures.within(Reach::Device, device, thread::current().id()) {
+            return Err(refuse(capture));
+        }
+        state.device_waits.push(device);
+        Ok(DeviceWait { shared: self, device })
+    }
+
     /// Keeps other records of this event, and waits for it, from being made, by whichever backend.
     pub(crate) fn exclude_calls_of(&self, event: EventHandle) -> MutexGuard<'_, ()> {
         // Handles are addresses of objects of some hundred bytes.
-        self.event_calls[(event.raw() >> 8) as usize % EVENT_LOCKS].lock()
+        self.event_calls[(event.raw() >> 8) as usize % EVENT_LOCKS].0.lock()
+    }
+
+    /// Has somebody told whenever a capture or graph ends.
+    pub(crate) fn await_ends(&self, who: Weak<dyn FreesLater>) {
+        let mut state = self.state.lock();
+        if !state.waiting.iter().any(|known| known.ptr_eq(&who)) {
+            state.waiting.push(who);
+        }
+    }
+
+    /// Those who are to be told that a capture or graph has ended; not while the state is locked, which their frees lock.
+    pub(crate) fn waiting(&self) -> Vec<Arc<dyn FreesLater>> {
+        let mut state = self.state.lock();
+        state.waiting.retain(|who| who.strong_count() > 0);
+        state.waiting.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// How often captures and pins have gone. Changes before what they kept may be freed.
+    pub(crate) fn ends(&self) -> u64 {
+        self.ends.load(Acquire)
     }
 
     /// Whether a capture is in flight. One relaxed load: a thread sees its own captures, and another thread's as soon as
@@ -214,6 +287,22 @@ impl SharedGraphs {
     #[inline]
     pub(crate) fn may_pin(&self) -> bool {
         self.pinned.load(Relaxed) != 0 || self.is_capturing()
+    }
+}
+
+/// A wait for a whole device, until it is dropped.
+#[must_use = "captures are kept off the device only as long as this is held"]
+pub(crate) struct DeviceWait<'shared> {
+    shared: &'shared SharedGraphs,
+    device: usize,
+}
+
+impl Drop for DeviceWait<'_> {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        if let Some(at) = state.device_waits.iter().position(|device| *device == self.device) {
+            state.device_waits.swap_remove(at);
+        }
     }
 }
 
@@ -267,7 +356,7 @@ impl GraphClient {
             shared
         });
         let (owner, own_stream) = shared.with(|state| {
-            let owner = state.next_id();
+            let owner = unique_number();
             state.ledgers.push((owner, ledger));
             (owner, state.own_stream(host))
         });

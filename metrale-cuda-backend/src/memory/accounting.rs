@@ -16,16 +16,15 @@ impl MetraleCudaBackend {
     pub(crate) fn one_moment(&self) -> Result<(u64, Totals)> {
         let ask = || self.ask_memory_info().doing(|| "asking for the free memory".to_owned());
         let ledger = self.ledger_writer().ledger();
-        let mut before = ledger.snapshot().totals;
-        for _ in 1..TRIES {
-            let used_bytes = ask()?.used_bytes();
+        for _ in 0..TRIES {
+            let before = ledger.snapshot().totals;
+            let Some(info) = self.at_rest(&ask) else { break };
             let after = ledger.snapshot().totals;
             if after == before {
-                return Ok((used_bytes, after));
+                return Ok((info?.used_bytes(), after));
             }
-            before = after;
         }
-        Ok((ask()?.used_bytes(), before))
+        Ok((ask()?.used_bytes(), ledger.snapshot().totals))
     }
 
     pub(crate) fn terms(&self, totals: &Totals) -> Vec<Term> {

@@ -20,6 +20,7 @@ use crate::binding::Bound;
 use crate::call::{ask, failed};
 use crate::error::{BadArgument, Error, LedgerConflict, Result, causes};
 use crate::graph::{Reach, Unpinned};
+use crate::memory::AllocLockGuard;
 use crate::memory::{ArenaOwner, OwnedMemory};
 use crate::raw_handles::DevicePtr;
 use crate::redzone::BandLayout;
@@ -84,10 +85,11 @@ impl MetraleCudaBackend {
         if kind != AllocKind::Managed && driver_bytes as u64 > self.total_bytes() {
             return Err(self.out_of_memory(bytes, driver_bytes, kind, site, None).into());
         }
-        let _moving = self.moves(driver_bytes);
-        let base = self
+        let _moving = self.moves();
+        let (locked, base) = self
             .ask_for_memory(driver_bytes, kind)
             .map_err(|error| self.alloc_error(error, bytes, kind, site))?;
+        drop(locked);
         let addr = base.saturating_add(layout.front_bytes as u64);
         let index = self.record_alloc(base, addr, bytes, kind, site)?;
         if let Some(plan) = plan.filter(|plan| plan.layout.has_bands())
@@ -131,10 +133,15 @@ impl MetraleCudaBackend {
         LedgerConflict { addr, bytes, reason: misuse.to_string(), not_freed }
     }
 
-    /// The driver's allocation, alone. Where the driver has no more, what waits to be freed is freed first: what owners gave up,
+    /// The driver's allocation, alone, and the lock under which it was made. Where the driver has no more, what waits to be freed is freed first: what owners gave up,
     /// then the quarantine.
-    pub(super) fn ask_for_memory(&self, bytes: usize, kind: AllocKind) -> Result<u64, DriverError> {
+    pub(super) fn ask_for_memory(
+        &self,
+        bytes: usize,
+        kind: AllocKind,
+    ) -> Result<(AllocLockGuard<'_>, u64), DriverError> {
         let ask = || {
+            let locked = self.alloc_lock.lock();
             let mut addr = 0;
             if kind == AllocKind::Managed {
                 // SAFETY: the result pointer is a local.
@@ -143,7 +150,7 @@ impl MetraleCudaBackend {
                 // SAFETY: the result pointer is a local.
                 unsafe { ask!(self.driver(), cuMemAlloc_v2(&mut addr, bytes)) }?;
             }
-            Ok::<u64, DriverError>(addr)
+            Ok::<_, DriverError>((locked, addr))
         };
         loop {
             match ask() {
@@ -222,7 +229,7 @@ impl MetraleCudaBackend {
         kind: AllocKind,
         record: Option<metrale_ledger::AllocRecord>,
     ) -> Result<()> {
-        let _moving = self.moves(record.as_ref().map_or(0, |record| record.bytes));
+        let _moving = self.moves();
         let Some(padded) = self.has_zones(kind).then(|| self.remove_bands(ptr.0)).flatten() else {
             // The address says whose memory it is, so which context is current matters only where the driver says no.
             return match self.driver_free(ptr.0) {
@@ -355,6 +362,16 @@ impl MetraleCudaBackend {
     /// The driver's free, alone.
     #[inline]
     pub(crate) fn driver_free(&self, addr: u64) -> Result<(), DriverError> {
+        self.driver_free_locked(&self.alloc_lock.lock(), addr)
+    }
+
+    /// The driver's free, under a lock that is held.
+    #[inline]
+    pub(crate) fn driver_free_locked(
+        &self,
+        _locked: &AllocLockGuard<'_>,
+        addr: u64,
+    ) -> Result<(), DriverError> {
         // SAFETY: no memory is passed; the driver checks the address.
         unsafe { ask!(self.driver(), cuMemFree_v2(addr)) }
     }

@@ -8,7 +8,7 @@ use metrale_ledger::{AllocKind, Whois};
 use super::owned_arenas::ArenaOwner;
 use crate::backend::MetraleCudaBackend;
 use crate::error::Result;
-use crate::parts::KEEPS_LEDGER;
+use crate::features::KEEPS_LEDGER;
 use crate::raw_handles::DevicePtr;
 
 impl MetraleCudaBackend {

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   copy or fill:   enter the range -> check that it is no host memory -> the driver is asked -> leave the range
-//!   alloc_pinned:   begin pinning -> the driver allocates -> any range there, now or since the beginning? -> given out
+//!   alloc_pinned:   begin pinning -> the driver allocates -> any range there, now or left since the beginning? -> given out
 //!                                                             `- yes: kept aside, another is asked for
 //! ```
 //! A call that entered before the driver allocated is seen, also where it has left meanwhile; one that enters later finds host
@@ -14,7 +14,7 @@
 //! call together.
 
 use parking_lot::Mutex;
-use rustc_hash::FxHashSet;
+use rustc_hash::FxHashMap;
 
 const SHARDS: usize = 16;
 
@@ -25,10 +25,12 @@ type Range = (u64, u64);
 #[derive(Debug, Default)]
 struct Ranges {
     now: Vec<Range>,
-    /// Left while something was being pinned.
-    left: FxHashSet<Range>,
-    /// Allocations of pinned memory under way.
-    pinning: usize,
+    /// Left while something was being pinned, with the number of the last pinning that had begun by then.
+    left: FxHashMap<Range, u64>,
+    /// The numbers of the allocations of pinned memory under way, in their order.
+    pinnings: Vec<u64>,
+    /// The last number given.
+    last: u64,
 }
 
 /// On a cache line of its own.
@@ -52,10 +54,14 @@ impl FollowedRanges {
 
     /// To be held from before the driver allocates pinned memory until that is known as such.
     pub(crate) fn begin_pinning(&self) -> Pinning<'_> {
-        for shard in &self.shards {
-            shard.0.lock().pinning += 1;
-        }
-        Pinning { followed: self }
+        let begin = |shard: &Shard| {
+            let mut ranges = shard.0.lock();
+            ranges.last += 1;
+            let number = ranges.last;
+            ranges.pinnings.push(number);
+            number
+        };
+        Pinning { followed: self, numbers: std::array::from_fn(|at| begin(&self.shards[at])) }
     }
 }
 
@@ -78,8 +84,9 @@ impl Drop for Followed<'_> {
         if let Some(at) = ranges.now.iter().rposition(|range| *range == self.range) {
             ranges.now.swap_remove(at);
         }
-        if ranges.pinning > 0 {
-            ranges.left.insert(self.range);
+        if !ranges.pinnings.is_empty() {
+            let last = ranges.last;
+            ranges.left.insert(self.range, last);
         }
     }
 }
@@ -87,26 +94,30 @@ impl Drop for Followed<'_> {
 /// An allocation of pinned memory under way.
 pub(crate) struct Pinning<'ranges> {
     followed: &'ranges FollowedRanges,
+    /// Its number in each shard.
+    numbers: [u64; SHARDS],
 }
 
 impl Pinning<'_> {
     /// Whether a call followed an address of this memory when it was allocated, or may have.
     pub(crate) fn meets(&self, addr: u64, bytes: usize) -> bool {
         let end = addr.saturating_add(bytes as u64);
-        self.followed.shards.iter().any(|shard| {
+        self.followed.shards.iter().zip(self.numbers).any(|(shard, number)| {
             let ranges = shard.0.lock();
-            ranges.now.iter().chain(&ranges.left).any(|&(from, to)| from < end && addr < to)
+            let left = ranges.left.iter().filter(|&(_, &last)| last >= number).map(|(range, _)| range);
+            ranges.now.iter().chain(left).any(|&(from, to)| from < end && addr < to)
         })
     }
 }
 
 impl Drop for Pinning<'_> {
     fn drop(&mut self) {
-        for shard in &self.followed.shards {
+        for (shard, number) in self.followed.shards.iter().zip(self.numbers) {
             let mut ranges = shard.0.lock();
-            ranges.pinning -= 1;
-            if ranges.pinning == 0 {
-                ranges.left = FxHashSet::default();
+            ranges.pinnings.retain(|&other| other != number);
+            match ranges.pinnings.first().copied() {
+                Some(oldest) => ranges.left.retain(|_, last| *last >= oldest),
+                None => ranges.left = FxHashMap::default(),
             }
         }
     }
@@ -132,9 +143,26 @@ mod tests {
         );
         let second = followed.begin_pinning();
         drop(pinning);
-        assert!(second.meets(0x1000, 1));
+        assert!(!second.meets(0x1000, 1), "it left before this one began");
         drop(second);
         assert!(!followed.begin_pinning().meets(0x1000, 1));
+    }
+
+    /// Threads pin all the time, so that one pinning is always under way.
+    #[test]
+    fn pinnings_that_follow_one_another_keep_no_range_of_before() {
+        let followed = FollowedRanges::default();
+        let mut under_way = followed.begin_pinning();
+        for addr in (0x1000..0x10_0000).step_by(0x1000) {
+            drop(followed.follow(addr, 0x10));
+            assert!(under_way.meets(addr, 1), "left since it began");
+            let next = followed.begin_pinning();
+            assert!(!next.meets(addr, 1), "left before it began");
+            under_way = next;
+        }
+        let kept: usize = followed.shards.iter().map(|shard| shard.0.lock().left.len()).sum();
+        assert_eq!(kept, 0);
+        drop(under_way);
     }
 
     #[test]

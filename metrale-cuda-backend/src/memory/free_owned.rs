@@ -1,20 +1,34 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Freeing what owners give up: now, or as soon as it may be.
 
+use std::sync::Arc;
+
 use metrale_ledger::{AllocKind, file_line};
 
 use super::owned::{Freed, GivenUp, OwnedMemory, Site, may_later};
 use super::owned_arenas::ArenaOwner;
 use crate::backend::MetraleCudaBackend;
 use crate::error::Result;
+use crate::graph::FreesLater;
+
+impl FreesLater for MetraleCudaBackend {
+    fn free_waiting(&self) {
+        self.free_deferred();
+    }
+}
 
 impl MetraleCudaBackend {
     /// Frees what its owner gives up, or does so later where it may not be freed now.
     pub(crate) fn free_now_or_later(&self, memory: GivenUp, site: Site) -> Result<Freed> {
         self.free_deferred();
+        let ends = self.graph_client().shared.ends();
         match self.free_given_up(&memory, site) {
             Err(error) if may_later(&error) => {
                 self.deferred().add(memory, site);
+                // What it waits for may have ended before it was in the list.
+                if self.graph_client().shared.ends() != ends {
+                    self.free_deferred();
+                }
                 Ok(Freed::Later(error))
             }
             answer => answer.map(|()| Freed::Now),
@@ -34,6 +48,20 @@ impl MetraleCudaBackend {
             }
         }
         is_any
+    }
+
+    /// Frees what waited for a capture or graph that has ended: here, and with those that asked to be told.
+    pub(crate) fn free_what_waited(&self) {
+        self.free_deferred();
+        self.graph_client().shared.waiting().iter().for_each(|who| who.free_waiting());
+    }
+
+    /// Has somebody free what waits whenever a capture or graph of any backend of the driver ends.
+    pub(crate) fn tell_of_ends(&self, who: &Arc<impl FreesLater + 'static>) {
+        let weak = Arc::downgrade(who);
+        self.graph_client().shared.await_ends(weak);
+        // One may have ended meanwhile.
+        who.free_waiting();
     }
 
     fn free_given_up(&self, memory: &GivenUp, site: Site) -> Result<()> {

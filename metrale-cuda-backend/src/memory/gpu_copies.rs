@@ -6,7 +6,7 @@ use metrale_telemetry::LaunchArg;
 use crate::backend::MetraleCudaBackend;
 use crate::call::ask;
 use crate::error::{BadArgument, Remedy, Result};
-use crate::gpu::{GpuBackend, GpuCopies};
+use crate::gpu::{GpuCopies, GpuDevice};
 use crate::memory::copy::count_blocking_d2h;
 use crate::memory::copy_2d::Copy2d;
 use crate::memory::transfer::Transfer;
@@ -220,7 +220,7 @@ impl GpuCopies for MetraleCudaBackend {
     fn copy_peer_async(
         &self,
         src: DevicePtr,
-        to: &dyn GpuBackend,
+        to: &dyn GpuDevice,
         dst: DevicePtr,
         bytes: usize,
         stream: StreamHandle,
@@ -228,7 +228,7 @@ impl GpuCopies for MetraleCudaBackend {
         self.queue_peer_copy(src, self.peer(to)?, dst, bytes, stream)
     }
 
-    fn copy_peer(&self, src: DevicePtr, to: &dyn GpuBackend, dst: DevicePtr, bytes: usize) -> Result<()> {
+    fn copy_peer(&self, src: DevicePtr, to: &dyn GpuDevice, dst: DevicePtr, bytes: usize) -> Result<()> {
         self.peer_copy(src, self.peer(to)?, dst, bytes)
     }
 

@@ -52,6 +52,10 @@ impl GpuMemory for MetraleCudaBackend {
     }
 
     #[track_caller]
+    fn free_when_it_may(self: Arc<Self>) {
+        self.tell_of_ends(&self);
+    }
+
     fn packed_arena_shared(self: Arc<Self>, bytes: usize) -> Result<PackedArena<Arc<MetraleCudaBackend>>> {
         PackedArena::new(self, bytes, Location::caller())
     }

@@ -2,8 +2,8 @@
 //! Measuring what the driver takes beside allocations.
 
 use std::sync::atomic::Ordering;
-
-use metrale_ledger::SMALL_ALLOC_CHUNK;
+use std::thread;
+use std::time::Duration;
 
 use super::cost::{Cost, LOOKS, Moving};
 use crate::backend::MetraleCudaBackend;
@@ -34,32 +34,46 @@ impl MetraleCudaBackend {
         Ok((answer, bytes))
     }
 
-    /// To be held from before the driver is asked for large memory until the ledger has recorded it, and from when the ledger
-    /// has forgotten it until the driver has freed it. Small ones take too little time to be seen in two readings, and counting them would cost too much.
+    /// To be held from before the driver is asked for memory until the ledger has recorded it, and from when the ledger has
+    /// forgotten it until the driver has freed it. The [short path](super::small) does both under one [lock](super::AllocLock) instead.
     #[inline]
-    pub(crate) fn moves(&self, bytes: usize) -> Option<Moving<'_>> {
-        (bytes as u64 >= SMALL_ALLOC_CHUNK).then(|| {
-            let moving = &self.costs().moving;
-            moving.fetch_add(1, Ordering::Acquire);
-            Moving(moving)
-        })
+    pub(crate) fn moves(&self) -> Moving<'_> {
+        let moving = &self.costs().moving;
+        moving.fetch_add(1, Ordering::Acquire);
+        Moving(moving)
     }
 
-    /// [`unledgered_bytes`](Self::unledgered_bytes), twice the same while nothing large moves; `None` where that does not
-    /// happen, because a figure in between would stay wrong.
+    /// Does something while no memory is between ledger and driver; `None` where there is no such moment. What began meanwhile
+    /// outside that lock may be seen in half, so a figure counts when it is seen twice.
+    pub(crate) fn at_rest<T>(&self, mut look: impl FnMut() -> T) -> Option<T> {
+        let is_moving = || self.costs().moving.load(Ordering::Acquire) > 0;
+        for tried in 0..LOOKS {
+            if let Some(_locked) = self.alloc_lock.try_lock()
+                && !is_moving()
+            {
+                let seen = look();
+                if !is_moving() {
+                    return Some(seen);
+                }
+            }
+            if tried < LOOKS / 10 {
+                thread::yield_now();
+            } else {
+                thread::sleep(Duration::from_micros(50));
+            }
+        }
+        None
+    }
+
+    /// [`unledgered_bytes`](Self::unledgered_bytes), twice the same; `None` where that does not happen, because a figure in
+    /// between would stay wrong.
     fn settled_unledgered_bytes(&self) -> Option<i64> {
         let mut last = None;
         for _ in 0..LOOKS {
-            if self.costs().moving.load(Ordering::Acquire) > 0 {
-                last = None;
-                std::thread::yield_now();
-                continue;
+            let now = self.at_rest(|| self.unledgered_bytes())??;
+            if last.replace(now) == Some(now) {
+                return last;
             }
-            let now = Some(self.unledgered_bytes()?);
-            if now == last && self.costs().moving.load(Ordering::Acquire) == 0 {
-                return now;
-            }
-            last = now;
         }
         None
     }

@@ -3,6 +3,7 @@
 
 mod accounting;
 mod alloc;
+mod alloc_lock;
 mod arena;
 mod at_rest;
 mod copy;
@@ -30,6 +31,7 @@ mod refused_request;
 mod small;
 mod surviving_arenas;
 mod transfer;
+
 mod upload;
 
 // Decisions that need no driver.
@@ -71,6 +73,7 @@ pub use watchdog::{
     WatchdogError, WatchdogParts, WatchdogThread, Watched, load_fits, watch,
 };
 
+pub(crate) use alloc_lock::{AllocLock, AllocLockGuard};
 pub(crate) use cost::{Cost, Costs};
 pub(crate) use followed::{Followed, FollowedRanges};
 pub(crate) use info::memory_info_of;

@@ -14,7 +14,7 @@ use super::{LowMemoryHandler, Watchdog, WatchdogParts, WatchdogThread};
 use crate::backend::MetraleCudaBackend;
 use crate::builder::BackendBuilder;
 use crate::error::{FeatureOff, Result};
-use crate::parts::HAS_WATCHDOG;
+use crate::features::HAS_WATCHDOG;
 
 /// Rows of the report that is printed when it fires.
 const ROWS: usize = 20;

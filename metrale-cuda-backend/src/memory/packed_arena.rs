@@ -15,7 +15,6 @@ use parking_lot::Mutex;
 
 use crate::backend::MetraleCudaBackend;
 use crate::error::{BadArgument, Result, causes};
-use crate::gpu::GpuBackend;
 use crate::memory::ArenaOwner;
 use crate::memory::arena_space::{ARENA_GRANULE, ArenaSpace};
 use crate::memory::owned::GivenUp;
@@ -160,8 +159,8 @@ impl PackedArena<&MetraleCudaBackend> {
 
 impl PackedArena<Arc<MetraleCudaBackend>> {
     /// The backend it is of.
-    pub(crate) fn backend(&self) -> Arc<dyn GpuBackend> {
-        Arc::clone(&self.backend) as Arc<dyn GpuBackend>
+    pub(crate) fn backend(&self) -> &Arc<MetraleCudaBackend> {
+        &self.backend
     }
 }
 

@@ -8,7 +8,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::binding::Bound;
 use crate::call::{Doing, failed};
 use crate::error::{BadArgument, Error, Result};
-use crate::gpu::GpuBackend;
+use crate::gpu::GpuDevice;
 use crate::graph::{Capturing, Reach, Uses};
 use crate::memory::Followed;
 use crate::memory::end::End;
@@ -27,7 +27,7 @@ pub(crate) struct BothEnds<'a> {
 
 impl MetraleCudaBackend {
     /// The Metrale backend at the other end of a copy.
-    pub(crate) fn peer<'a>(&self, to: &'a dyn GpuBackend) -> Result<&'a Self, BadArgument> {
+    pub(crate) fn peer<'a>(&self, to: &'a dyn GpuDevice) -> Result<&'a Self, BadArgument> {
         to.cuda_backend().ok_or_else(|| {
             BadArgument::new(
                 "copying between devices: the other backend has no CUDA backend under it; go by the host instead",

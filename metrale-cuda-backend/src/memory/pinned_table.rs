@@ -6,13 +6,13 @@
 
 use std::collections::HashMap;
 use std::panic::Location;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use metrale_ledger::file_line;
 
 use crate::error::causes;
 use crate::handle_tombstones::HandleTombstones;
 use crate::memory::pinned_ptr::PinnedPtr;
+use crate::raw_handles::unique_number;
 
 /// A free of pinned memory through a handle that is not, or no longer, of live memory of this backend, where the address
 /// tells no more than that. The driver was not asked and nothing was changed.
@@ -57,9 +57,7 @@ causes! { StalePinned: InvalidFree }
 impl LivePinned {
     /// New memory, of a generation that no other has in this process. 0 is of none: it marks foreign memory.
     pub(crate) fn new(bytes: usize, site: &'static Location<'static>) -> Self {
-        static GENERATIONS: AtomicU64 = AtomicU64::new(1);
-        // Only uniqueness counts.
-        Self { generation: GENERATIONS.fetch_add(1, Ordering::Relaxed), bytes, site }
+        Self { generation: unique_number(), bytes, site }
     }
 
     pub(crate) const fn generation(&self) -> u64 {

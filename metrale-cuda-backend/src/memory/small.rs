@@ -44,14 +44,18 @@ impl MetraleCudaBackend {
         count_alloc();
         self.latch().sound(|| ALLOCATING.to_owned())?;
         self.outside_capture(Reach::Thread, ALLOCATING, ALLOCATE_BEFORE)?;
-        let addr = match self.ask_for_memory(bytes, AllocKind::Device) {
-            Ok(addr) => addr,
+        let (locked, addr) = match self.ask_for_memory(bytes, AllocKind::Device) {
+            Ok(answer) => answer,
             Err(error) if is_sticky(error.status) || self.is_current() => {
                 return Err(self.alloc_error(error, bytes, AllocKind::Device, site));
             }
             Err(_elsewhere) => return self.alloc_bound(bytes, site),
         };
-        match self.ledger_writer().record_beside(addr, bytes, site) {
+        let recorded = self.ledger_writer().record_beside(addr, bytes, site);
+        // A page of its own is recorded after the lock is released.
+        let _moving = (!matches!(recorded, Ok(Some(_)))).then(|| self.moves());
+        drop(locked);
+        match recorded {
             Ok(Some(index)) => Ok(OwnedMemory::new(DevicePtr(addr), bytes, index)),
             Ok(None) => self.record_in_own_page(addr, bytes, site),
             Err(misuse) => Err(self.refused_record(addr, addr, bytes, &misuse).into()),
@@ -67,6 +71,7 @@ impl MetraleCudaBackend {
             return self.free_kind(ptr, AllocKind::Device, "free", None);
         }
         let site = Location::caller();
+        let locked = self.alloc_lock.lock();
         // Nothing captures and nothing is pinned, so that only the ledger and the driver have a say.
         let record = match self.ledger_writer().ledger().try_forget(ptr.0) {
             Ok(record) => record,
@@ -74,10 +79,12 @@ impl MetraleCudaBackend {
         };
         // A capture that began since may have come to use it; the lock of the ledger makes that seen.
         if shared.may_pin() {
+            drop(locked);
             return self.free_seen_by_capture(ptr, record, site);
         }
-        let _moving = self.moves(record.bytes);
-        match self.driver_free(ptr.0) {
+        let freed = self.driver_free_locked(&locked, ptr.0);
+        drop(locked);
+        match freed {
             Ok(()) => Ok(()),
             Err(error) => self.not_freed(error, ptr, Some(&record), FREEING),
         }
@@ -118,9 +125,11 @@ impl MetraleCudaBackend {
     /// Allocates on a thread that another context, or none, was current on.
     fn alloc_bound(&self, bytes: usize, site: &'static Location<'static>) -> Result<OwnedMemory> {
         let _bound = self.bound(ALLOCATING)?;
-        let addr = self
+        let (locked, addr) = self
             .ask_for_memory(bytes, AllocKind::Device)
             .map_err(|error| self.alloc_error(error, bytes, AllocKind::Device, site))?;
+        let _moving = self.moves();
+        drop(locked);
         let index = self.record_alloc(addr, addr, bytes, AllocKind::Device, site)?;
         Ok(OwnedMemory::new(DevicePtr(addr), bytes, index))
     }

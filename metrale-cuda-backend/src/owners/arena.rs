@@ -7,10 +7,11 @@ use std::sync::Arc;
 use bytemuck::Pod;
 
 use crate::error::{BadArgument, Result};
+use crate::graph::FreesLater;
 use crate::memory::PackedArena;
-use crate::owners::SharedBackend;
 use crate::owners::buffer::DeviceBuffer;
 use crate::owners::part::{Part, SharedArena};
+use crate::owners::shared::SharedBackend;
 use crate::raw_handles::DevicePtr;
 
 /// One allocation of device memory that is split into named [`DeviceBuffer`]s, as close as the driver's granularity lets them, with
@@ -72,14 +73,14 @@ impl Arena {
                 size_of::<T>()
             ))
         })?;
-        self.0.retry();
+        self.0.free_waiting();
         let part = if bytes == 0 {
             None
         } else {
             let ptr = self.0.arena.alloc_aligned(name, bytes, align_of::<T>())?;
             Some(Part { arena: Arc::clone(&self.0), ptr, bytes })
         };
-        Ok(DeviceBuffer::in_arena(self.0.arena.backend(), part, len))
+        Ok(DeviceBuffer::in_arena(self.0.arena.backend().share(), part, len))
     }
 
     /// Its first byte.
@@ -97,14 +98,14 @@ impl Arena {
     /// Buffers in it, with those that are dropped and that a graph still uses.
     #[must_use]
     pub fn parts(&self) -> usize {
-        self.0.retry();
+        self.0.free_waiting();
         self.0.arena.parts()
     }
 
     /// Bytes in no buffer.
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
-        self.0.retry();
+        self.0.free_waiting();
         self.0.arena.free_bytes()
     }
 }

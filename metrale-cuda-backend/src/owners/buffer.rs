@@ -11,9 +11,10 @@ use bytemuck::Pod;
 use crate::error::{BadArgument, Result};
 use crate::gpu::GpuBackend;
 use crate::memory::{Freed, OwnedMemory};
+use crate::owners::kept::log_kept;
 use crate::owners::part::Part;
+use crate::owners::shared::SharedBackend;
 use crate::owners::slice::{DeviceSlice, DeviceSliceMut};
-use crate::owners::{SharedBackend, log_kept};
 use crate::raw_handles::DevicePtr;
 
 /// `len` elements of device memory, on the ledger under the line that allocated them.
@@ -72,9 +73,9 @@ impl Memory {
     }
 
     #[track_caller]
-    fn free(self, gpu: &dyn GpuBackend) -> Result<Freed> {
+    fn free(self, gpu: &Arc<dyn GpuBackend>) -> Result<Freed> {
         match self {
-            Self::Allocation(memory) => gpu.free_owned(memory),
+            Self::Allocation(memory) => gpu.free_owned(memory).inspect(|freed| freed.watch(gpu)),
             Self::Part(part) => part.release(),
         }
     }
@@ -226,7 +227,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// As [`GpuMemory::free_owned`](crate::GpuMemory::free_owned).
     #[track_caller]
     pub fn close(mut self) -> Result<Freed> {
-        self.memory.take().map_or(Ok(Freed::Now), |memory| memory.free(&*self.gpu))
+        self.memory.take().map_or(Ok(Freed::Now), |memory| memory.free(&self.gpu))
     }
 }
 
@@ -234,7 +235,7 @@ impl<T: Pod> Drop for DeviceBuffer<T> {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
         let (ptr, bytes) = (memory.ptr(), memory.bytes());
-        match memory.free(&*self.gpu) {
+        match memory.free(&self.gpu) {
             Ok(Freed::Now) => {}
             Ok(Freed::Later(reason)) => {
                 tracing::debug!("{bytes} bytes at {ptr} are freed later: {reason:#}");

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::gpu::GpuBackend;
-use crate::owners::{SharedBackend, log_kept};
+use crate::owned_handle::OwnedHandle;
+use crate::owners::kept::log_kept;
+use crate::owners::shared::SharedBackend;
 use crate::raw_handles::EventHandle;
 
 /// A mark that [`Stream::record`](crate::Stream::record) puts behind the work of a stream, and that others wait for with
@@ -19,6 +21,8 @@ pub struct Event(Arc<OwnedEvent>);
 struct OwnedEvent {
     gpu: Arc<dyn GpuBackend>,
     raw: EventHandle,
+    /// None once the drop has given it up.
+    owned: Option<OwnedHandle<EventHandle>>,
 }
 
 impl Event {
@@ -28,9 +32,7 @@ impl Event {
     /// As there.
     #[track_caller]
     pub fn new(gpu: &impl SharedBackend) -> Result<Self> {
-        let gpu = gpu.share();
-        let raw = gpu.create_event()?;
-        Ok(Self(Arc::new(OwnedEvent { gpu, raw })))
+        Self::made(gpu, false)
     }
 
     /// Makes an event for [`elapsed_ms_since`](Self::elapsed_ms_since). As [`GpuStreams::create_timing_event`](crate::GpuStreams::create_timing_event).
@@ -39,15 +41,24 @@ impl Event {
     /// As there.
     #[track_caller]
     pub fn timing(gpu: &impl SharedBackend) -> Result<Self> {
+        Self::made(gpu, true)
+    }
+
+    #[track_caller]
+    fn made(gpu: &impl SharedBackend, timing: bool) -> Result<Self> {
         let gpu = gpu.share();
-        let raw = gpu.create_timing_event()?;
-        Ok(Self(Arc::new(OwnedEvent { gpu, raw })))
+        let owned = gpu.create_owned_event(timing)?;
+        Ok(Self(Arc::new(OwnedEvent { gpu, raw: owned.handle(), owned: Some(owned) })))
     }
 
     /// Its handle, for raw calls. It is good as long as the event.
     #[must_use]
     pub fn handle(&self) -> EventHandle {
         self.0.raw
+    }
+
+    pub(crate) fn owned(&self) -> Option<&OwnedHandle<EventHandle>> {
+        self.0.owned.as_ref()
     }
 
     /// Waits until it has passed; one never recorded has. As [`GpuStreams::synchronize_event`](crate::GpuStreams::synchronize_event).
@@ -77,7 +88,9 @@ impl Event {
 
 impl Drop for OwnedEvent {
     fn drop(&mut self) {
-        if let Err(error) = self.gpu.destroy_event(self.raw) {
+        if let Some(owned) = self.owned.take()
+            && let Err(error) = self.gpu.destroy_owned_event(owned)
+        {
             log_kept(format_args!("event {:#x}", self.raw), &error);
         }
     }

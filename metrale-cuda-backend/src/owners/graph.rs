@@ -9,7 +9,7 @@ use bytemuck::Pod;
 use crate::error::Result;
 use crate::gpu::GpuBackend;
 use crate::graph::GraphUpdate;
-use crate::owners::log_kept;
+use crate::owners::kept::log_kept;
 use crate::owners::slice::DeviceSlice;
 use crate::owners::stream::Stream;
 use crate::raw_handles::GraphHandle;

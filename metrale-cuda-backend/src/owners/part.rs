@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::backend::MetraleCudaBackend;
 use crate::error::Result;
-use crate::graph::PinnedByGraph;
+use crate::graph::{FreesLater, PinnedByGraph};
 use crate::memory::{Freed, PackedArena};
 use crate::raw_handles::DevicePtr;
 
@@ -23,23 +23,25 @@ impl SharedArena {
         Self { arena, later: Mutex::default() }
     }
 
-    /// Gives back what a graph used before and does not any more.
-    pub(crate) fn retry(&self) {
-        self.later
-            .lock()
-            .retain(|part| matches!(self.arena.free_part(*part), Err(error) if error.is::<PinnedByGraph>()));
-    }
-
     #[track_caller]
-    fn release(&self, part: DevicePtr) -> Result<Freed> {
-        self.retry();
+    fn release(self: &Arc<Self>, part: DevicePtr) -> Result<Freed> {
         match self.arena.free_part(part) {
             Err(error) if error.is::<PinnedByGraph>() => {
                 self.later.lock().push(part);
+                self.arena.backend().tell_of_ends(self);
                 Ok(Freed::Later(error))
             }
             answer => answer.map(|()| Freed::Now),
         }
+    }
+}
+
+impl FreesLater for SharedArena {
+    /// Gives back what a graph used before and does not any more.
+    fn free_waiting(&self) {
+        self.later
+            .lock()
+            .retain(|part| matches!(self.arena.free_part(*part), Err(error) if error.is::<PinnedByGraph>()));
     }
 }
 

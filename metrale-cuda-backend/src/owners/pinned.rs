@@ -12,9 +12,10 @@ use crate::error::{BadArgument, Remedy, Result};
 use crate::gpu::GpuBackend;
 use crate::memory::{Freed, PinnedPtr};
 use crate::owners::event::Event;
+use crate::owners::kept::log_kept;
+use crate::owners::shared::SharedBackend;
 use crate::owners::slice::{DeviceSlice, DeviceSliceMut, same_len};
 use crate::owners::stream::Stream;
-use crate::owners::{SharedBackend, log_kept};
 use crate::raw_handles::{DevicePtr, EventHandle};
 
 /// `len` elements of page-locked host memory, which the device reads and writes by itself: copies from and to it do not keep the
@@ -226,7 +227,7 @@ impl<T: Pod> PinnedBuffer<T> {
     fn give_up(&mut self) -> Result<Freed> {
         let waited = self.wait(|_| true);
         let Some(memory) = self.memory.take() else { return waited.map(|()| Freed::Now) };
-        self.gpu.free_pinned_owned(memory)
+        self.gpu.free_pinned_owned(memory).inspect(|freed| freed.watch(&self.gpu))
     }
 }
 

@@ -8,9 +8,11 @@ use bytemuck::{Pod, cast_slice, cast_slice_mut};
 
 use crate::error::Result;
 use crate::gpu::GpuBackend;
+use crate::owned_handle::OwnedHandle;
 use crate::owners::event::Event;
+use crate::owners::kept::log_kept;
+use crate::owners::shared::SharedBackend;
 use crate::owners::slice::{DeviceSlice, DeviceSliceMut, same_len};
-use crate::owners::{SharedBackend, log_kept};
 use crate::raw_handles::StreamHandle;
 
 /// A stream: work queued on it is done in its order. It does not synchronize with the legacy stream.
@@ -38,8 +40,8 @@ pub struct Stream(Arc<OwnedStream>);
 struct OwnedStream {
     gpu: Arc<dyn GpuBackend>,
     raw: StreamHandle,
-    /// False for the backend's own stream, which goes with it.
-    is_ours: bool,
+    /// None for the backend's own stream, which goes with it.
+    owned: Option<OwnedHandle<StreamHandle>>,
 }
 
 impl Stream {
@@ -50,8 +52,8 @@ impl Stream {
     #[track_caller]
     pub fn new(gpu: &impl SharedBackend) -> Result<Self> {
         let gpu = gpu.share();
-        let raw = gpu.create_stream()?;
-        Ok(Self(Arc::new(OwnedStream { gpu, raw, is_ours: true })))
+        let owned = gpu.create_owned_stream()?;
+        Ok(Self(Arc::new(OwnedStream { gpu, raw: owned.handle(), owned: Some(owned) })))
     }
 
     /// The backend's own stream, for which blocking operations wait.
@@ -59,7 +61,7 @@ impl Stream {
     pub fn of_backend(gpu: &impl SharedBackend) -> Self {
         let gpu = gpu.share();
         let raw = gpu.stream();
-        Self(Arc::new(OwnedStream { gpu, raw, is_ours: false }))
+        Self(Arc::new(OwnedStream { gpu, raw, owned: None }))
     }
 
     /// Its handle, for raw calls. It is good as long as the stream.
@@ -125,7 +127,10 @@ impl Stream {
     /// # Errors
     /// As there.
     pub fn record(&self, event: &Event) -> Result<()> {
-        self.0.gpu.record_event(event.handle(), self.0.raw)
+        match (event.owned(), &self.0.owned) {
+            (Some(event), Some(stream)) => self.0.gpu.record_owned_event(event, stream),
+            _ => self.0.gpu.record_event(event.handle(), self.0.raw),
+        }
     }
 
     /// Makes the work queued from here on wait for `event`. Does not block. As [`GpuStreams::wait_event`](crate::GpuStreams::wait_event).
@@ -133,7 +138,10 @@ impl Stream {
     /// # Errors
     /// As there.
     pub fn wait(&self, event: &Event) -> Result<()> {
-        self.0.gpu.wait_event(self.0.raw, event.handle())
+        match (event.owned(), &self.0.owned) {
+            (Some(event), Some(stream)) => self.0.gpu.wait_owned_event(stream, event),
+            _ => self.0.gpu.wait_event(self.0.raw, event.handle()),
+        }
     }
 
     /// Waits until the work queued so far is done. As [`GpuStreams::synchronize_stream`](crate::GpuStreams::synchronize_stream).
@@ -155,8 +163,8 @@ impl Stream {
 
 impl Drop for OwnedStream {
     fn drop(&mut self) {
-        if self.is_ours
-            && let Err(error) = self.gpu.destroy_stream(self.raw)
+        if let Some(owned) = self.owned.take()
+            && let Err(error) = self.gpu.destroy_owned_stream(owned)
         {
             log_kept(format_args!("stream {:#x}", self.raw), &error);
         }

@@ -11,8 +11,8 @@ use crate::arch::ComputeCapability;
 use crate::backend::MetraleCudaBackend;
 use crate::call::{Doing, ask};
 use crate::error::{FeatureOff, Result, causes};
-use crate::gpu::GpuBackend;
-use crate::parts::HAS_TENSORMAP;
+use crate::features::HAS_TENSORMAP;
+use crate::gpu::GpuKernels;
 
 /// The shared memory of a multiprocessor in bytes, which no box may exceed.
 const MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: CUdevice_attribute =
@@ -52,7 +52,7 @@ impl TensorMapSpec {
     ///
     /// # Errors
     /// As there.
-    pub fn encode(&self, backend: &dyn GpuBackend) -> Result<TensorMap> {
+    pub fn encode(&self, backend: &dyn GpuKernels) -> Result<TensorMap> {
         backend.tensor_map_encode(self)
     }
 }
