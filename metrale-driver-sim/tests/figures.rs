@@ -140,6 +140,40 @@ on_both_drivers! {
         check_streams(&driver);
     }
 
+    /// Before an allocation is refused, chunks that no stream has a place in go back.
+    streams_before_an_allocation_is_refused(driver) {
+        let _guard = ContextGuard::new(&driver, 0).unwrap();
+        let cuda = Cuda::new(&driver);
+        let meter = Meter::new(&cuda);
+        let chunks = |streams: i64| 2 * MIB * ((streams + places_of_others(&cuda) + 2) / 4);
+        let mut streams: Vec<_> = (0..10).map(|_| cuda.stream(NON_BLOCKING).unwrap()).collect();
+        for kept in [10, 6, 5, 1] {
+            let most = meter.used();
+            for stream in streams.drain(kept..) {
+                assert_eq!(cuda.stream_destroy(stream), 0);
+            }
+            assert_eq!((meter.used(), cuda.alloc(1 << 50)), (most, Err(2)));
+            assert_eq!(meter.used(), chunks(kept as i64), "{kept} streams are left");
+        }
+        streams.push(cuda.stream(NON_BLOCKING).unwrap());
+        assert_eq!(meter.used(), chunks(2), "the next one takes a chunk again");
+        streams.drain(..).for_each(|stream| assert_eq!(cuda.stream_destroy(stream), 0));
+        assert_eq!((cuda.alloc(1 << 50), meter.used()), (Err(2), 0));
+    }
+
+    /// So does what graphs had.
+    graphs_before_an_allocation_is_refused(driver; sim: common::sim()) {
+        let _guard = ContextGuard::new(&driver, 0).unwrap();
+        let cuda = Cuda::new(&driver);
+        let meter = Meter::new(&cuda);
+        let stream = cuda.stream(NON_BLOCKING).unwrap();
+        let alone = meter.used();
+        instantiate(&cuda, stream, Of::Kernels, 5000);
+        assert!(meter.used() >= alone + 8 * MIB);
+        assert_eq!((cuda.alloc(1 << 50), meter.used()), (Err(2), alone));
+        assert_eq!(cuda.stream_destroy(stream), 0);
+    }
+
     /// What one stream and graphs of so many nodes take together, each destroyed before the next. How much a graph takes
     /// depends on those before it too (2,000 nodes took 4 MiB right after one node, 2 after graphs in between), so all but
     /// the first are held to within a chunk.

@@ -61,6 +61,8 @@ impl Model {
         }
         let Some(stream) = self.streams.get_mut(handle) else { return Err(CUDA_ERROR_INVALID_VALUE) };
         if stream.kind == StreamKind::Legacy {
+            let device = stream.device;
+            self.legacy_call(device)?;
             return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
         }
         if stream.capture.is_some() {
@@ -81,11 +83,15 @@ impl Model {
         Ok(())
     }
 
-    /// The status and, with a graph or without, the capture is over; only 401 and 903 leave it as it is.
+    /// The status and, with a graph or without, the capture is over; only 401, 903 and 906 leave it as it is.
     pub(crate) fn capture_end(&mut self, stream: u64) -> Result<u64, CUresult> {
         let handle = self.stream(stream)?;
-        let id =
-            self.streams.get(handle).and_then(|stream| stream.capture).ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
+        let Some(stream) = self.streams.get(handle) else { return Err(CUDA_ERROR_ILLEGAL_STATE) };
+        let (kind, device, capture) = (stream.kind, stream.device, stream.capture);
+        if kind == StreamKind::Legacy {
+            self.legacy_call(device)?;
+        }
+        let id = capture.ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
         let capture = self.captures.get_mut(&id).ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
         if capture.origin != handle {
             // Measured: the capture is invalidated by it, and must still be ended where it was begun.
@@ -147,14 +153,6 @@ impl Model {
         self.refuse(&hit, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     }
 
-    /// A call that such a capture forbids too, and that leaves it valid: measured for making a graph ready.
-    pub(crate) fn harmless_unsafe_call(&self, device: usize) -> Result<(), CUresult> {
-        match self.forbidding(device).is_empty() {
-            true => Ok(()),
-            false => Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
-        }
-    }
-
     /// The captures that forbid unsafe calls of this thread, by their modes.
     fn forbidding(&self, device: usize) -> Vec<u64> {
         let me = thread::number();
@@ -211,14 +209,14 @@ impl Model {
         CUDA_ERROR_STREAM_CAPTURE_ISOLATION
     }
 
-    /// Whether a capture was begun and not ended, valid or not.
-    pub(crate) fn is_open_capture(&self, id: u64) -> bool {
-        self.captures.contains_key(&id)
+    /// Whether a capture is still under way: neither ended nor invalidated.
+    pub(crate) fn is_valid_capture(&self, id: u64) -> bool {
+        self.captures.get(&id).is_some_and(|capture| capture.valid)
     }
 
-    /// A query or synchronization of an event recorded in a capture: 907, or 1 once that capture is over.
+    /// A query or synchronization of an event recorded in a capture: 907, or 1 once that capture is over or invalid.
     pub(crate) fn refuse_captured_event(&mut self, id: u64) -> CUresult {
-        if !self.is_open_capture(id) {
+        if !self.is_valid_capture(id) {
             return CUDA_ERROR_INVALID_VALUE;
         }
         self.invalidate(id);
@@ -228,11 +226,20 @@ impl Model {
     /// A stream waits for an event of a capture: it joins the capture, or two would merge.
     pub(crate) fn capture_join(&mut self, handle: u64, event_of: u64, tips: &[u32]) -> Result<(), CUresult> {
         let Some(stream) = self.streams.get(handle) else { return Ok(()) };
-        let (kind, own) = (stream.kind, stream.capture);
-        let Some(capture) = self.captures.get(&event_of) else {
-            // That capture is over: the event stands for nothing that could be waited for.
+        let (kind, own, device) = (stream.kind, stream.capture, stream.device);
+        if kind == StreamKind::Legacy {
+            self.legacy_call(device)?;
+        }
+        if let Some(own) = own
+            && !self.is_valid_capture(own)
+        {
+            return Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        }
+        if !self.is_valid_capture(event_of) {
+            // The event stands for nothing that could be waited for.
+            own.into_iter().for_each(|own| self.invalidate(own));
             return Err(CUDA_ERROR_INVALID_VALUE);
-        };
+        }
         if let Some(own) = own
             && own != event_of
         {
@@ -243,9 +250,6 @@ impl Model {
         if kind == StreamKind::Legacy {
             self.invalidate(event_of);
             return Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
-        }
-        if !capture.valid {
-            return Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
         }
         if let Some(stream) = self.streams.get_mut(handle) {
             stream.capture = Some(event_of);

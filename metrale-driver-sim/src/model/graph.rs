@@ -62,7 +62,7 @@ impl Model {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let (device, body) = (graph.device, Arc::clone(&graph.body));
-        self.harmless_unsafe_call(device)?;
+        self.unsafe_call(device)?;
         let kernels = body.nodes.iter().filter(|node| matches!(node.work, Work::Kernel(_))).count();
         // An empty one takes nothing.
         let bytes = if body.nodes.is_empty() { 0 } else { self.memory.open_graph(device, kernels)? };
@@ -108,8 +108,11 @@ impl Model {
 
     pub(crate) fn exec_destroy(&mut self, exec: u64) -> Result<(), CUresult> {
         self.context()?;
-        let exec = self.execs.remove(&exec).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-        self.memory.close_graph(exec.device, exec.bytes);
+        let device = self.execs.get(&exec).ok_or(CUDA_ERROR_INVALID_HANDLE)?.device;
+        self.unsafe_call(device)?;
+        if let Some(exec) = self.execs.remove(&exec) {
+            self.memory.close_graph(device, exec.bytes);
+        }
         Ok(())
     }
 

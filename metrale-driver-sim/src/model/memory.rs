@@ -8,7 +8,7 @@
 //! |---|---|
 //! | primary context | the profile's figure, until the context ends |
 //! | module globals | packed by the same rule into chunks of their own |
-//! | streams | a pool of 2 MiB chunks by the highest number alive at once, kept to the context's end |
+//! | streams | places in 2 MiB chunks, kept until memory runs out or the context ends |
 //! | instantiated graph | the place of a stream for a moment; 2480 bytes a kernel node from a pool of 2 MiB chunks that never shrinks |
 //! | pinned host memory | nothing |
 //! | managed memory | nothing until the device touches it: then whole pages, and once per context 120 MiB that stay |
@@ -20,6 +20,7 @@ mod account;
 mod mapping;
 mod pool;
 mod pools;
+mod stream_pool;
 #[cfg(test)]
 mod tests;
 
@@ -264,28 +265,26 @@ impl Memory {
         }
     }
 
-    pub(crate) fn open_stream(&mut self, device: usize) -> Result<(), CUresult> {
-        let (peak, more) = self.accounts[device].one_stream_more();
+    /// The stream's place, which [`Memory::close_stream`] wants back.
+    pub(crate) fn open_stream(&mut self, device: usize) -> Result<u64, CUresult> {
+        let (place, more) = self.accounts[device].streams.next();
         self.need(device, more)?;
-        let account = &mut self.accounts[device];
-        account.streams += 1;
-        account.streams_peak = peak;
-        Ok(())
+        self.accounts[device].streams.open(place);
+        Ok(place)
     }
 
-    /// What the stream used stays in the pool for later ones.
-    pub(crate) fn close_stream(&mut self, device: usize) {
-        self.accounts[device].streams -= 1;
+    pub(crate) fn close_stream(&mut self, device: usize, place: u64) {
+        self.accounts[device].streams.close(place);
     }
 
     pub(crate) fn open_graph(&mut self, device: usize, kernel_nodes: usize) -> Result<u64, CUresult> {
         let bytes = KERNEL_NODE_BYTES * kernel_nodes as u64;
         let account = &self.accounts[device];
         let more = account.one_graph_more(bytes, self.profiles[device].packing.page_bytes());
-        let (peak, more_for_place) = account.one_stream_more();
+        let (place, more_for_place) = account.streams.next();
         self.need(device, more + more_for_place)?;
         let account = &mut self.accounts[device];
-        account.streams_peak = peak;
+        account.streams.reserve(place);
         account.graphs_used += bytes;
         account.graphs_reserved += more;
         Ok(bytes)
@@ -309,10 +308,11 @@ impl Memory {
         self.allocations.insert(address, allocation);
     }
 
-    /// Sees that a device has so many free bytes; memory pools return what they do not use before it has not.
+    /// Sees that a device has so many free bytes; before it has not, what is kept unused goes back.
     fn need(&mut self, device: usize, bytes: u64) -> Result<(), CUresult> {
         if bytes > self.free_bytes(device) {
             self.trim_pools_but(device, None);
+            self.accounts[device].trim(self.profiles[device].packing.page_bytes());
         }
         if bytes > self.free_bytes(device) { Err(CUDA_ERROR_OUT_OF_MEMORY) } else { Ok(()) }
     }
@@ -323,8 +323,9 @@ impl Memory {
         }
         let page = self.profiles[device].packing.page_bytes();
         let placement = self.accounts[device].chunks(chunks);
-        let pages = placement.would_take(bytes).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
-        let new_bytes = pages.checked_mul(page).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        // What cannot be counted is more than there is.
+        let new_bytes =
+            placement.would_take(bytes).ok().and_then(|pages| pages.checked_mul(page)).unwrap_or(u64::MAX);
         self.need(device, new_bytes)?;
         let fresh = match new_bytes {
             0 => None,

@@ -93,9 +93,11 @@ impl Model {
             CU_STREAM_NON_BLOCKING => StreamKind::NonBlocking,
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         };
-        self.memory.open_stream(device)?;
+        let place = self.memory.open_stream(device)?;
         let handle = self.handles.make(Kind::Stream);
-        self.streams.insert(handle, Stream::new(device, kind));
+        let mut stream = Stream::new(device, kind);
+        stream.place = place;
+        self.streams.insert(handle, stream);
         Ok(handle)
     }
 
@@ -111,7 +113,7 @@ impl Model {
         }
         self.run(self.streams.end(handle));
         if let Some(stream) = self.streams.remove(handle) {
-            self.memory.close_stream(stream.device);
+            self.memory.close_stream(stream.device, stream.place);
         }
         Ok(())
     }
@@ -252,7 +254,7 @@ impl Model {
     fn event_time(&self, handle: u64) -> Result<Option<u64>, CUresult> {
         let event = self.event(handle)?;
         match event.state {
-            EventState::Captured { capture, .. } if self.is_open_capture(capture) => {
+            EventState::Captured { capture, .. } if self.is_valid_capture(capture) => {
                 Err(CUDA_ERROR_CAPTURED_EVENT)
             }
             EventState::Captured { .. } => Err(CUDA_ERROR_INVALID_VALUE),

@@ -46,6 +46,8 @@ pub(crate) enum StreamKind {
 pub(crate) struct Stream {
     pub(crate) device: usize,
     pub(crate) kind: StreamKind,
+    /// Its place in the device's memory, where it was made by a call.
+    pub(crate) place: u64,
     /// The capture it takes part in.
     pub(crate) capture: Option<u64>,
     queue: VecDeque<Queued>,
@@ -62,6 +64,7 @@ impl Stream {
         Self {
             device,
             kind,
+            place: 0,
             capture: None,
             queue: VecDeque::new(),
             submitted: 0,

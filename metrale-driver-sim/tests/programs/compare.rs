@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Many programs: on the software driver against its own rules, and on two drivers against each other.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -13,6 +14,8 @@ use super::{Program, machine, run};
 
 /// Programs that share a context: making one costs a GPU a tenth of a second.
 const TOGETHER: u64 = 25;
+/// After so many failures the rest is not run.
+const MOST_FAILURES: usize = 40;
 
 /// What came of many programs.
 #[derive(Default)]
@@ -105,23 +108,24 @@ pub(crate) fn by_rules(seed: u64, count: u64, threads: u64) -> Outcome {
     })
 }
 
-/// Where two drivers' answers to programs in one context part; `calls` counts.
-fn difference(
-    left: &Arc<dyn DriverApi>,
-    right: &Arc<dyn DriverApi>,
-    programs: &[Program],
-    calls: &mut u64,
-) -> Option<String> {
-    let answers = [left, right].map(|driver| in_a_context(driver, programs));
-    if let Ok(left) = &answers[0] {
-        *calls += left.iter().map(Transcript::calls).sum::<u64>();
+/// A context on each of two drivers.
+struct Pair<'a> {
+    drivers: [&'a Arc<dyn DriverApi>; 2],
+    _contexts: [ContextGuard; 2],
+}
+
+impl<'a> Pair<'a> {
+    fn new(drivers: [&'a Arc<dyn DriverApi>; 2]) -> Result<Self, String> {
+        let context = |driver| ContextGuard::new(driver, 0).map_err(|error| format!("no context: {error}"));
+        Ok(Self { drivers, _contexts: [context(drivers[0])?, context(drivers[1])?] })
     }
-    match answers {
-        [Ok(left), Ok(right)] => left.iter().zip(&right).find_map(|(left, right)| {
-            let wrong = || left.wrong.iter().chain(&right.wrong).next().cloned();
-            left.comparable().first_difference(&right.comparable()).or_else(wrong)
-        }),
-        [left, right] => Some(format!("no context: {:?}, {:?}", left.err(), right.err())),
+
+    /// Where the answers to a program part; `calls` counts.
+    fn difference(&self, program: &Program, calls: &mut u64) -> Option<String> {
+        let [left, right] = self.drivers.map(|driver| run(driver, program));
+        *calls += left.calls();
+        let wrong = || left.wrong.iter().chain(&right.wrong).next().cloned();
+        left.comparable().first_difference(&right.comparable()).or_else(wrong)
     }
 }
 
@@ -133,42 +137,64 @@ pub(crate) fn by_another(
     mut progress: impl FnMut(&Outcome),
 ) -> Outcome {
     let other: Arc<dyn DriverApi> = Arc::new(software());
+    let drivers = [driver, &other];
     let mut outcome = Outcome::default();
     let mut at = seed;
-    while at < seed + count {
-        let seeds = at..(at + TOGETHER).min(seed + count);
-        at = seeds.end;
-        let programs: Vec<_> = seeds.clone().map(Program::of_seed).collect();
-        outcome.programs += programs.len() as u64;
-        outcome.operations += programs.iter().map(|program| program.0.len() as u64).sum::<u64>();
-        if let Some(found) = difference(driver, &other, &programs, &mut outcome.calls) {
-            outcome.failures.push(smallest(driver, &other, seeds.start, &programs, found));
+    while at < seed + count && outcome.failures.len() < MOST_FAILURES {
+        match together(drivers, at..(at + TOGETHER).min(seed + count), &mut outcome) {
+            Ok(next) => at = next,
+            Err(wrong) => {
+                outcome.failures.push((at, Program::default(), wrong));
+                break;
+            }
         }
         progress(&outcome);
-        if outcome.failures.len() >= 10 {
-            break;
-        }
     }
     outcome
 }
 
-/// The program that two drivers answer differently: alone and small where it differs alone.
+/// Runs the programs of seeds in one context, up to the first that is answered otherwise; the seed to go on with.
+fn together(
+    drivers: [&Arc<dyn DriverApi>; 2],
+    seeds: Range<u64>,
+    outcome: &mut Outcome,
+) -> Result<u64, String> {
+    let found = {
+        let pair = Pair::new(drivers)?;
+        seeds.clone().find_map(|seed| {
+            let program = Program::of_seed(seed);
+            outcome.programs += 1;
+            outcome.operations += program.0.len() as u64;
+            pair.difference(&program, &mut outcome.calls).map(|difference| (seed, difference))
+        })
+    };
+    let Some((seed, difference)) = found else { return Ok(seeds.end) };
+    outcome.failures.push(smallest(drivers, seeds.start..seed, seed, difference)?);
+    Ok(seed + 1)
+}
+
+/// The program of `seed`, which two drivers answer differently: alone and small where it differs alone, else with those
+/// `before` it in its context.
 fn smallest(
-    driver: &Arc<dyn DriverApi>,
-    other: &Arc<dyn DriverApi>,
-    first: u64,
-    programs: &[Program],
+    drivers: [&Arc<dyn DriverApi>; 2],
+    before: Range<u64>,
+    seed: u64,
     found: String,
-) -> (u64, Program, String) {
-    let differs = |program: &Program| difference(driver, other, std::slice::from_ref(program), &mut 0);
-    for (seed, program) in (first..).zip(programs) {
-        if differs(program).is_some() {
-            let small = shrink(program, |program| differs(program).is_some());
-            let text = differs(&small).unwrap_or_default();
-            return (seed, small, text);
-        }
-    }
-    // Only behind others: all of them as one, which is a program too.
-    let all = Program(programs.iter().flat_map(|program| program.0.clone()).collect());
-    (first, all, format!("only in one context, one after the other:\n{found}"))
+) -> Result<(u64, Program, String), String> {
+    let program = Program::of_seed(seed);
+    let alone = |program: &Program| Pair::new(drivers).map(|pair| pair.difference(program, &mut 0));
+    let Some(found_alone) = alone(&program)? else {
+        // All of them as one, which is a program too.
+        let all = before.chain([seed]).flat_map(|seed| Program::of_seed(seed).0).collect();
+        return Ok((seed, Program(all), format!("only in one context, one after the other:\n{found}")));
+    };
+    // In one context: a program leaves nothing behind, and a context is slow to make.
+    let small = {
+        let pair = Pair::new(drivers)?;
+        shrink(&program, |program| pair.difference(program, &mut 0).is_some())
+    };
+    Ok(match alone(&small)? {
+        Some(found) => (seed, small, found),
+        None => (seed, program, found_alone),
+    })
 }

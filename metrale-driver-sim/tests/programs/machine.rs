@@ -264,13 +264,13 @@ impl Machine {
                 let made = self.cuda.event(op.at(1) as u32);
                 let handle = self.noted(made)?;
                 self.events[place(0)] = Some(Event { handle, capture: None });
-                Some(())
+                self.look_at_captures()
             }
             Verb::DestroyEvent => {
                 let event = self.events[place(0)].take()?;
                 let status = self.cuda.event_destroy(event.handle);
                 self.note(status);
-                Some(())
+                self.look_at_captures()
             }
             Verb::Record => {
                 let stream = self.streams[place(1)]?;
@@ -313,10 +313,8 @@ impl Machine {
             }
             Verb::Begin => self.begin(place(0), op.at(1) as u32),
             Verb::End => {
-                let graph = self.end(place(0));
-                let (exec, recorded) = self.instantiated(graph?)?;
-                self.destroy_graph(place(1));
-                self.graphs[place(1)] = Some(Graph { exec, recorded });
+                let (graph, recorded) = self.end(place(0))?;
+                self.instantiate(place(1), graph, recorded);
                 Some(())
             }
             Verb::Update => self.update(place(0), place(1)),

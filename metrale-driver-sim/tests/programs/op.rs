@@ -238,7 +238,7 @@ impl FromStr for Op {
 }
 
 /// A list of operations; what they name is made by them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Program(pub(crate) Vec<Op>);
 
 /// What most programs begin with, so that their operations have something to work on.

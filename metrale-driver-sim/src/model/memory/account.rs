@@ -3,15 +3,9 @@
 
 use metrale_ledger::placement::Placement;
 
+use super::stream_pool::StreamPool;
 use crate::profile::Profile;
 
-/// What the pool of streams grows by.
-const STREAM_CHUNK_BYTES: u64 = 2 << 20;
-/// Streams that a chunk of the pool holds. The first place of a context needs none of it; each further device that the
-/// process sees takes a place too, once there are streams.
-const STREAMS_PER_CHUNK: u64 = 4;
-/// From so many places on the pool has one chunk more: 35 took 18 MiB, 36 took 20.
-const PLACES_BEYOND: u64 = 36;
 /// What a kernel's node of an instantiated graph takes, and what all of them take before the pool grows. Modelled: with these,
 /// measured graphs of 1 to 10,000 nodes come out as they were, or within a chunk, since those before them matter too. 5,000
 /// nodes that fill took nothing.
@@ -33,12 +27,7 @@ pub(super) struct Account {
     pub(super) context: u64,
     allocations: Placement,
     globals: Placement,
-    /// Streams that are alive.
-    pub(super) streams: u64,
-    /// The highest number of streams there ever were, a graph's instantiation counted as one more.
-    pub(super) streams_peak: u64,
-    /// Places that other devices take beside the streams.
-    other_devices: u64,
+    pub(super) streams: StreamPool,
     pub(super) graphs_reserved: u64,
     pub(super) graphs_used: u64,
     pub(super) managed: u64,
@@ -55,9 +44,7 @@ impl Account {
             context: 0,
             allocations: Placement::new(profile.packing),
             globals: Placement::new(profile.packing),
-            streams: 0,
-            streams_peak: 0,
-            other_devices,
+            streams: StreamPool::new(other_devices),
             graphs_reserved: 0,
             graphs_used: 0,
             managed: 0,
@@ -71,7 +58,7 @@ impl Account {
             self.context,
             self.allocations.resident_bytes(),
             self.globals.resident_bytes(),
-            self.stream_pool_bytes(self.streams_peak),
+            self.streams.bytes(),
             self.graphs_reserved,
             self.managed,
             self.pools,
@@ -81,27 +68,15 @@ impl Account {
         .fold(self.total, |free, used| free.saturating_sub(*used))
     }
 
-    /// What the pool of streams holds once `peak` of them were alive at once.
-    fn stream_pool_bytes(&self, peak: u64) -> u64 {
-        if peak == 0 {
-            return 0;
-        }
-        let places = peak + self.other_devices;
-        let chunks = (places - 1).div_ceil(STREAMS_PER_CHUNK) + u64::from(places >= PLACES_BEYOND);
-        chunks * STREAM_CHUNK_BYTES
-    }
-
-    /// The highest number of streams once there was one more than there are now, and what the pool grows by for it.
-    pub(super) fn one_stream_more(&self) -> (u64, u64) {
-        let peak = self.streams_peak.max(self.streams + 1);
-        (peak, self.stream_pool_bytes(peak) - self.stream_pool_bytes(self.streams_peak))
-    }
-
     /// What the pool for graphs grows by for another graph.
     pub(super) fn one_graph_more(&self, bytes: u64, page_bytes: u64) -> u64 {
-        let reserved =
-            (self.graphs_used + bytes).saturating_sub(GRAPHS_FREE_BYTES).next_multiple_of(page_bytes);
-        reserved.saturating_sub(self.graphs_reserved)
+        graph_pool_bytes(self.graphs_used + bytes, page_bytes).saturating_sub(self.graphs_reserved)
+    }
+
+    /// Gives back what streams and graphs that are gone have left.
+    pub(super) fn trim(&mut self, page_bytes: u64) {
+        self.streams.trim();
+        self.graphs_reserved = self.graphs_reserved.min(graph_pool_bytes(self.graphs_used, page_bytes));
     }
 
     pub(super) fn chunks(&mut self, chunks: Chunks) -> &mut Placement {
@@ -110,4 +85,9 @@ impl Account {
             Chunks::Globals => &mut self.globals,
         }
     }
+}
+
+/// What the pool for graphs holds for graphs that take `used` bytes.
+fn graph_pool_bytes(used: u64, page_bytes: u64) -> u64 {
+    used.saturating_sub(GRAPHS_FREE_BYTES).next_multiple_of(page_bytes)
 }

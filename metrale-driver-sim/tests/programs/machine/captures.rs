@@ -4,7 +4,7 @@
 use metrale_driver_sim::driver_sys::{CUgraphExecUpdateResultInfo, DriverFn, SCALE};
 
 use super::super::content::{Memory, Place};
-use super::{LEGACY, Machine, Recorded, Stream};
+use super::{Graph, LEGACY, Machine, Recorded, Stream};
 
 impl Machine {
     pub(super) fn make_stream(&mut self, place: usize, flags: u32) -> Option<()> {
@@ -84,12 +84,16 @@ impl Machine {
         Some((graph, recorded))
     }
 
-    pub(super) fn instantiated(&mut self, (graph, recorded): (u64, Recorded)) -> Option<(u64, Recorded)> {
-        let made = self.cuda.instantiate(graph);
-        let exec = self.noted(made);
+    /// Makes a graph ready, in the place of the one that was there.
+    pub(super) fn instantiate(&mut self, place: usize, graph: u64, recorded: Recorded) {
+        if self.destroy_graph(place).is_some() {
+            let made = self.cuda.instantiate(graph);
+            self.graphs[place] = self.noted(made).map(|exec| Graph { exec, recorded });
+            self.look_at_captures();
+        }
         let status = self.cuda.graph_destroy(graph);
         self.note(status);
-        Some((exec?, recorded))
+        self.look_at_captures();
     }
 
     /// Ends a capture and gives its work to a graph that there is.
@@ -135,11 +139,16 @@ impl Machine {
         self.look_at_captures()
     }
 
+    /// `None` where there is a graph, and it is refused.
     pub(super) fn destroy_graph(&mut self, place: usize) -> Option<()> {
-        let graph = self.graphs[place].take()?;
+        let Some(graph) = self.graphs[place].as_ref() else { return Some(()) };
         let status = self.cuda.exec_destroy(graph.exec);
-        self.note(status);
-        Some(())
+        let is_destroyed = self.note(status);
+        if is_destroyed {
+            self.graphs[place] = None;
+        }
+        self.look_at_captures();
+        is_destroyed.then_some(())
     }
 
     /// Ends and frees everything, so that the next program begins as this one did.
