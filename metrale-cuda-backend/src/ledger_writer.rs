@@ -195,6 +195,11 @@ impl LedgerWriter {
         if KEEPS_LEDGER { self.ledger.end_sub_range(addr).map(drop) } else { Ok(()) }
     }
 
+    /// Kind of the live allocation that holds an address, and its bytes from there on.
+    pub(crate) fn live_span(&self, addr: u64) -> Option<(AllocKind, u64)> {
+        if KEEPS_LEDGER { self.ledger.live_span(addr) } else { None }
+    }
+
     /// What is known of an address.
     pub(crate) fn whois(&self, addr: u64) -> Whois {
         if KEEPS_LEDGER { self.ledger.whois(addr) } else { Whois::Unknown }

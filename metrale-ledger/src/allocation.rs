@@ -33,7 +33,7 @@ impl Allocation {
 
     /// Whether `addr` is its base or lies in its bytes.
     pub(crate) fn holds(&self, addr: u64) -> bool {
-        self.addr == addr || self.extent().is_some_and(|extent| extent.contains(addr))
+        self.addr == addr || self.shares(Extent { first: addr, last: addr })
     }
 
     /// Whether [`chunk_slack`](crate::chunk_slack) of the sweepable allocations counts it.
@@ -64,10 +64,6 @@ impl Extent {
     pub(crate) fn new(addr: u64, bytes: usize) -> Option<Self> {
         let more = (bytes as u64).checked_sub(1)?;
         Some(Self { first: addr, last: addr.saturating_add(more) })
-    }
-
-    pub(crate) fn contains(self, addr: u64) -> bool {
-        self.first <= addr && addr <= self.last
     }
 
     /// The numbers of its first and last page.

@@ -94,14 +94,12 @@ pub(crate) struct Groups {
 impl Groups {
     /// The number of a group, which gets one if it is new.
     pub(crate) fn number(&mut self, key: GroupKey) -> u32 {
-        if let Some(&number) = self.numbers.get(&key) {
-            return number;
-        }
-        let number = self.keys.len() as u32;
-        self.numbers.insert(key, number);
-        self.keys.push(key);
-        self.held.push(Held::default());
-        number
+        self.numbers.get(&key).copied().unwrap_or_else(|| {
+            self.numbers.insert(key, self.keys.len() as u32);
+            self.keys.push(key);
+            self.held.push(Held::default());
+            self.keys.len() as u32 - 1
+        })
     }
 
     pub(crate) fn key(&self, number: u32) -> GroupKey {

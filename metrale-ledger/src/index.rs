@@ -95,7 +95,7 @@ pub(crate) struct AddressSpace {
     idle: usize,
     /// Live allocations that overlapped another when they were inserted. Each overlapping pair has at least one, so at 0
     /// nothing overlaps.
-    overlapping: usize,
+    pub(crate) overlapping: usize,
 }
 
 /// An allocation with the same base is live.
@@ -137,17 +137,14 @@ impl AddressSpace {
     /// The allocation in which `addr` lies: of several the one with the highest base. An allocation without bytes is the answer
     /// to its base if no other is.
     pub(crate) fn owner(&self, addr: u64) -> Option<&Allocation> {
-        self.overlap(Extent { first: addr, last: addr }).or_else(|| self.get(addr))
+        // No other base is higher than the address itself.
+        let owner = self.aligned.get(addr).or_else(|| self.overlap(Extent { first: addr, last: addr }));
+        owner.or_else(|| self.irregular.by_base.get(&addr))
     }
 
     /// All allocations, in no order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Allocation> {
         self.aligned.0.iter().chain(self.irregular.by_base.values())
-    }
-
-    /// Whether live allocations overlap, or did when one of them was inserted.
-    pub(crate) fn has_overlaps(&self) -> bool {
-        self.overlapping > 0
     }
 
     /// Inserts an allocation; returns the base of one that it overlaps.
@@ -156,7 +153,7 @@ impl AddressSpace {
     /// [`BaseIsLive`]; then nothing is inserted.
     #[inline]
     pub(crate) fn insert(&mut self, new: &Allocation) -> Result<Option<u64>, BaseIsLive> {
-        let has_overlaps = self.has_overlaps();
+        let has_overlaps = self.overlapping > 0;
         let Some(extent) = new.extent().filter(|extent| is_aligned(*extent)) else {
             return self.insert_irregular(new);
         };
@@ -263,7 +260,7 @@ impl AddressSpace {
 
     /// The numbers of distinct pages. While allocations overlap, this looks at each of them.
     pub(crate) fn distinct_pages(&self) -> PageCounts {
-        if !self.has_overlaps() {
+        if self.overlapping == 0 {
             return self.counts;
         }
         let pages_of = |fits: fn(AllocKind) -> bool| {
@@ -277,7 +274,7 @@ impl AddressSpace {
 
     /// An allocation that shares bytes with `extent`: of several the one with the highest base.
     fn overlap(&self, extent: Extent) -> Option<&Allocation> {
-        let has_overlaps = self.has_overlaps();
+        let has_overlaps = self.overlapping > 0;
         let in_page = |number: u64, page: &Page| self.aligned.overlap(number, page, extent, has_overlaps);
         let (first, last) = extent.pages();
         let aligned = if last - first <= self.pages.len() as u64 {
@@ -299,11 +296,8 @@ fn covered(mut ranges: Vec<(u64, u64)>) -> u64 {
     let mut from = 0;
     let mut pages = 0;
     for (first, last) in ranges {
-        let first = first.max(from);
-        if first <= last {
-            pages += last - first + 1;
-            from = last + 1;
-        }
+        pages += (last + 1).saturating_sub(first.max(from));
+        from = from.max(last + 1);
     }
     pages
 }

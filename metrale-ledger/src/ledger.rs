@@ -76,6 +76,11 @@ macro_rules! reads {
                 self.shared.with_state(|state| state.whois(addr))
             }
 
+            /// Kind of the live allocation that holds an address, and its bytes from there on: [`whois`](Self::whois) at half the cost.
+            pub fn live_span(&self, addr: u64) -> Option<(AllocKind, u64)> {
+                self.shared.with_state(|state| state.live_span(addr))
+            }
+
             /// The part of an arena that holds an address.
             pub fn sub_range_at(&self, addr: u64) -> Option<SubRange> {
                 self.shared.with_state(|state| state.part_at(addr).cloned())

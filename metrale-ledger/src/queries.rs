@@ -34,12 +34,21 @@ impl State {
         FreedAllocation { addr: tombstone.was.addr, record, freed_at: tombstone.freed_at, how: tombstone.how }
     }
 
+    fn owner(&self, addr: u64) -> Option<&Allocation> {
+        self.device.owner(addr).or_else(|| self.host.owner(addr))
+    }
+
+    pub(crate) fn live_span(&self, addr: u64) -> Option<(AllocKind, u64)> {
+        let owner = self.owner(addr).filter(|owner| owner.kind.is_callers())?;
+        Some((owner.kind, (owner.bytes as u64).saturating_sub(addr - owner.addr)))
+    }
+
     pub(crate) fn whois(&self, addr: u64) -> Whois {
         let live = |owner: &Allocation| {
             let allocation = self.live(owner);
             Whois::Live { offset_bytes: addr.wrapping_sub(allocation.addr), allocation }
         };
-        let owner = self.device.owner(addr).or_else(|| self.host.owner(addr));
+        let owner = self.owner(addr);
         if let Some(owner) = owner.filter(|owner| owner.kind.is_callers()) {
             return live(owner);
         }
@@ -113,7 +122,7 @@ impl State {
 
     /// The part of an arena that holds `addr`.
     pub(crate) fn part_at(&self, addr: u64) -> Option<&SubRange> {
-        self.arenas.part_at(addr, self.device.has_overlaps())
+        self.arenas.part_at(addr, self.device.overlapping > 0)
     }
 
     /// The totals and who holds them, now or at the peak.

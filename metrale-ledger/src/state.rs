@@ -256,7 +256,7 @@ impl State {
     fn count(&mut self, of: &Allocation, sign: i64) {
         self.sums.count(of, sign);
         self.groups.held_mut(of.group).change([self.peak.number()]).change(of.bytes, sign);
-        let (pages, overlaps) = (self.device.counts, self.device.has_overlaps());
+        let (pages, overlaps) = (self.device.counts, self.device.overlapping > 0);
         self.sums.set_pages(pages, overlaps);
         if !overlaps {
             self.peak_pages = self.peak_pages.max(pages.device);

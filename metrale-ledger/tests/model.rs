@@ -195,21 +195,28 @@ fn run(ops: &[Op]) {
                     assert_eq!(model.live.remove(&addr), Some((record.bytes, record.kind)));
                 }
             }
-            Op::Whois(addr) => match ledger.whois(addr) {
-                Whois::Live { allocation, offset_bytes } => {
-                    assert_eq!(Some(allocation.addr), model.owner(addr));
-                    assert_eq!(allocation.addr + offset_bytes, addr);
-                    assert!(allocation.record.kind != AllocKind::Padding || !model.is_in_freed(addr));
+            Op::Whois(addr) => {
+                let left = model.own_owner(addr).map(|base| {
+                    let (bytes, kind) = model.live[&base];
+                    (kind, bytes as u64 - (addr - base))
+                });
+                assert_eq!(ledger.live_span(addr), left);
+                match ledger.whois(addr) {
+                    Whois::Live { allocation, offset_bytes } => {
+                        assert_eq!(Some(allocation.addr), model.owner(addr));
+                        assert_eq!(allocation.addr + offset_bytes, addr);
+                        assert!(allocation.record.kind != AllocKind::Padding || !model.is_in_freed(addr));
+                    }
+                    Whois::Freed { freed, .. } => {
+                        assert_eq!(model.own_owner(addr), None);
+                        assert!(model.was_freed(&freed));
+                    }
+                    _ => {
+                        assert_eq!(model.owner(addr), None);
+                        assert!(!model.is_in_freed(addr));
+                    }
                 }
-                Whois::Freed { freed, .. } => {
-                    assert_eq!(model.own_owner(addr), None);
-                    assert!(model.was_freed(&freed));
-                }
-                _ => {
-                    assert_eq!(model.owner(addr), None);
-                    assert!(!model.is_in_freed(addr));
-                }
-            },
+            }
             Op::Restore => {
                 if let Some((addr, record)) = last_forgotten.take() {
                     ledger.restore(addr, &record);
