@@ -15,6 +15,7 @@ mod gpu_test;
 mod outside;
 mod ptx;
 mod readme;
+mod sanitize;
 mod tidy;
 
 use std::process::ExitCode;
@@ -43,6 +44,8 @@ enum Command {
     /// Run random programs of driver calls on the software driver and on the system's, or bundle them for a machine
     /// without Rust
     Conformance(conformance::Args),
+    /// Run tests and a minute of the stress program under AddressSanitizer and ThreadSanitizer (nightly)
+    Sanitize(sanitize::Args),
     /// Make the committed PTX again from its CUDA C
     Ptx(ptx::Args),
 }
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         Command::GpuTest(args) => return gpu_test::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Conformance(args) => conformance::run(&args),
+        Command::Sanitize(args) => sanitize::run(&args),
         Command::Ptx(args) => ptx::run(&args),
     };
     match outcome {
