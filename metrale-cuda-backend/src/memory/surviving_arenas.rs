@@ -98,8 +98,8 @@ impl MetraleCudaBackend {
         let mut surviving = SURVIVING.lock();
         let is_it = |survivor: &Survivor| survivor.base == base && Arc::ptr_eq(&survivor.host, self.host());
         let Some(at) = surviving.iter().position(is_it) else { return };
-        // Its host is this backend's too, so it is not torn down here.
-        let survivor = surviving.swap_remove(at);
+        // Its host is this backend's too, so it is not torn down here. The others stay in order of creation.
+        let survivor = surviving.remove(at);
         if !survivor.is_on(self.ledger_writer()) {
             self.ledger_writer().take_over_arena(&survivor.ledger, base);
         }
