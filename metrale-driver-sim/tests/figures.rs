@@ -161,7 +161,27 @@ on_both_drivers! {
         assert_eq!((cuda.alloc(1 << 50), meter.used()), (Err(2), 0));
     }
 
-    /// So does what graphs had.
+    /// A new stream gets the place that was given up last, not the first one.
+    a_new_stream_gets_the_place_that_was_given_up_last(driver; sim: common::sim()) {
+        let _guard = ContextGuard::new(&driver, 0).unwrap();
+        let cuda = Cuda::new(&driver);
+        let meter = Meter::new(&cuda);
+        let [first, second] = [0; 2].map(|_| cuda.stream(NON_BLOCKING).unwrap());
+        assert_eq!((cuda.stream_destroy(first), cuda.stream_destroy(second)), (0, 0));
+        let mut stream = cuda.stream(NON_BLOCKING).unwrap();
+        for _ in 0..2 {
+            assert_eq!((cuda.alloc(1 << 50), meter.used()), (Err(2), 2 * MIB), "it lies in the chunk");
+            assert_eq!(cuda.stream_destroy(stream), 0);
+            stream = cuda.stream(NON_BLOCKING).unwrap();
+        }
+        assert_eq!((cuda.stream_destroy(stream), cuda.alloc(1 << 50), meter.used()), (0, Err(2), 0));
+        // The chunk's places went with it.
+        let stream = cuda.stream(NON_BLOCKING).unwrap();
+        assert_eq!((cuda.alloc(1 << 50), meter.used()), (Err(2), 0));
+        assert_eq!(cuda.stream_destroy(stream), 0);
+    }
+
+    /// So does most of what graphs had.
     graphs_before_an_allocation_is_refused(driver; sim: common::sim()) {
         let _guard = ContextGuard::new(&driver, 0).unwrap();
         let cuda = Cuda::new(&driver);
@@ -170,7 +190,7 @@ on_both_drivers! {
         let alone = meter.used();
         instantiate(&cuda, stream, Of::Kernels, 5000);
         assert!(meter.used() >= alone + 8 * MIB);
-        assert_eq!((cuda.alloc(1 << 50), meter.used()), (Err(2), alone));
+        assert_eq!((cuda.alloc(1 << 50), meter.used()), (Err(2), alone + 2 * MIB));
         assert_eq!(cuda.stream_destroy(stream), 0);
     }
 

@@ -7,7 +7,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{Cuda, PTX, register, sim, status};
-use metrale_driver_sim::driver_sys::{DriverApi, DriverFn};
+use metrale_driver_sim::driver_sys::{CUgraphExecUpdateResultInfo, DriverApi, DriverFn};
 use metrale_driver_sim::{
     ContextGuard, KernelBounds, KernelFault, MemoryKind, MissingKernel, Profile, SimDriver,
 };
@@ -387,6 +387,34 @@ fn a_replay_into_freed_memory_is_silent_but_diagnosed_and_a_stray_one_is_a_fault
     assert!(text.contains("freed after its capture"), "{text}");
     let b = cuda.alloc(100).unwrap();
     assert_eq!(replay(b + 100, &|| {}), (0, 700));
+}
+
+#[test]
+fn a_graph_that_copies_or_fills_freed_memory_is_not_made_ready() {
+    let driver = sim();
+    let (cuda, _guard) = open(&driver);
+    let s = cuda.stream(1).unwrap();
+    let captured = |work: &dyn Fn(u64, u64) -> i32, frees: bool| {
+        let (a, b) = (cuda.alloc(64).unwrap(), cuda.alloc(64).unwrap());
+        assert_eq!((cuda.capture_begin(s, 2), work(a, b)), (0, 0));
+        let (_, graph) = cuda.end(s);
+        assert!(!frees || cuda.free(a) == 0);
+        graph
+    };
+    let fill = |a, _| cuda.memset_async(a, 1, 64, s);
+    let copy_from = |a, b| cuda.copy_on_device_async(b, a, 64, s);
+    let copy_to = |a, b| cuda.copy_on_device_async(a, b, 64, s);
+    let works: [&dyn Fn(u64, u64) -> i32; 3] = [&fill, &copy_from, &copy_to];
+    for work in works {
+        let exec = cuda.instantiate(captured(work, false)).unwrap();
+        let stale = captured(work, true);
+        let mut info = CUgraphExecUpdateResultInfo::default();
+        // SAFETY: both are live; the result pointer is a local.
+        let update = unsafe { driver.cuGraphExecUpdate_v2(exec, stale, &mut info) };
+        assert_eq!((cuda.instantiate(stale), update), (Err(1), 1));
+    }
+    let text = driver.diagnostics();
+    assert!(text.len() == 6 && text.iter().all(|line| line.contains("freed since")), "{text:?}");
 }
 
 #[test]

@@ -110,7 +110,7 @@ impl MetraleCudaBackend {
         bytes: u64,
     ) -> Result<Followed<'_>> {
         // Before the look: what is pinned from here on is nowhere in the range.
-        let followed = self.graph_client().shared.followed.follow(ptr.0, bytes);
+        let followed = self.graph_client().shared.followed.follow(ptr.0, bytes, self.ledger_writer());
         self.is_within(operation, end, ptr, bytes).map(|()| followed)
     }
 

@@ -63,6 +63,7 @@ impl Model {
         }
         let (device, body) = (graph.device, Arc::clone(&graph.body));
         self.unsafe_call(device)?;
+        self.memory_is_live(&body)?;
         let kernels = body.nodes.iter().filter(|node| matches!(node.work, Work::Kernel(_))).count();
         // An empty one takes nothing.
         let bytes = if body.nodes.is_empty() { 0 } else { self.memory.open_graph(device, kernels)? };
@@ -95,6 +96,7 @@ impl Model {
         self.context()?;
         let new = self.graphs.get(&graph).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         let body = Arc::clone(&new.body);
+        self.memory_is_live(&body)?;
         let old = self.execs.get_mut(&exec).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         let refusal = difference(&old.body, &body);
         Ok(match refusal {
@@ -104,6 +106,18 @@ impl Model {
             }
             Some(info) => (CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, info),
         })
+    }
+
+    /// Refuses copies and fills of memory that is freed by now, on which a real driver crashes. Kernels it does not look into.
+    fn memory_is_live(&mut self, body: &Body) -> Result<(), CUresult> {
+        let mut addresses = body.nodes.iter().flat_map(|node| node.work.device_addresses());
+        let Some(freed) = addresses.find(|&address| self.memory.find(address).is_none()) else {
+            return Ok(());
+        };
+        self.diagnose(format!(
+            "a graph copies or fills {freed:#x}, which was freed since: a real driver crashes here"
+        ));
+        Err(CUDA_ERROR_INVALID_VALUE)
     }
 
     pub(crate) fn exec_destroy(&mut self, exec: u64) -> Result<(), CUresult> {

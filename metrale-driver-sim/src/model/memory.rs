@@ -267,10 +267,8 @@ impl Memory {
 
     /// The stream's place, which [`Memory::close_stream`] wants back.
     pub(crate) fn open_stream(&mut self, device: usize) -> Result<u64, CUresult> {
-        let (place, more) = self.accounts[device].streams.next();
-        self.need(device, more)?;
-        self.accounts[device].streams.open(place);
-        Ok(place)
+        self.need(device, self.accounts[device].streams.growth())?;
+        Ok(self.accounts[device].streams.open())
     }
 
     pub(crate) fn close_stream(&mut self, device: usize, place: u64) {
@@ -281,10 +279,10 @@ impl Memory {
         let bytes = KERNEL_NODE_BYTES * kernel_nodes as u64;
         let account = &self.accounts[device];
         let more = account.one_graph_more(bytes, self.profiles[device].packing.page_bytes());
-        let (place, more_for_place) = account.streams.next();
-        self.need(device, more + more_for_place)?;
+        self.need(device, more + account.streams.growth())?;
         let account = &mut self.accounts[device];
-        account.streams.reserve(place);
+        let place = account.streams.open();
+        account.streams.close(place);
         account.graphs_used += bytes;
         account.graphs_reserved += more;
         Ok(bytes)

@@ -103,6 +103,20 @@ impl Work {
         !matches!(self, Self::Record { .. } | Self::Free { .. } | Self::Wait)
     }
 
+    /// Where a copy or fill begins in memory of the device.
+    pub(crate) fn device_addresses(&self) -> impl Iterator<Item = u64> {
+        let device = |place: &Place| match place {
+            Place::Device(address) => Some(*address),
+            _ => None,
+        };
+        let ends = match self {
+            Self::Copy(copy) => [device(&copy.source), device(&copy.target)],
+            Self::Fill { address, .. } => [Some(*address), None],
+            _ => [None, None],
+        };
+        ends.into_iter().flatten()
+    }
+
     fn bytes(&self) -> u64 {
         match self {
             Self::Copy(copy) => copy.width.saturating_mul(copy.rows),

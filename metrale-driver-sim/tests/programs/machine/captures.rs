@@ -3,7 +3,7 @@
 
 use metrale_driver_sim::driver_sys::{CUgraphExecUpdateResultInfo, DriverFn, SCALE};
 
-use super::super::content::{Memory, Place};
+use super::super::content::Place;
 use super::{Graph, LEGACY, Machine, Recorded, Stream};
 
 impl Machine {
@@ -86,7 +86,8 @@ impl Machine {
 
     /// Makes a graph ready, in the place of the one that was there.
     pub(super) fn instantiate(&mut self, place: usize, graph: u64, recorded: Recorded) {
-        if self.destroy_graph(place).is_some() {
+        // A driver crashes on copies and fills of memory that was freed.
+        if !self.is_gone(&recorded) && self.destroy_graph(place).is_some() {
             let made = self.cuda.instantiate(graph);
             self.graphs[place] = self.noted(made).map(|exec| Graph { exec, recorded });
             self.look_at_captures();
@@ -96,17 +97,24 @@ impl Machine {
         self.look_at_captures();
     }
 
+    /// Whether memory that was recorded has been freed.
+    fn is_gone(&self, recorded: &Recorded) -> bool {
+        recorded.used.iter().any(|(memory, _)| self.memory(memory.place) != Some(*memory))
+    }
+
     /// Ends a capture and gives its work to a graph that there is.
     pub(super) fn update(&mut self, stream: usize, place: usize) -> Option<()> {
         let exec = self.graphs[place].as_ref()?.exec;
         self.cuda.api.provides(DriverFn::cuGraphExecUpdate_v2).then_some(())?;
         let (graph, recorded) = self.end(stream)?;
-        let mut info = CUgraphExecUpdateResultInfo::default();
-        // SAFETY: both are live; the result pointer is a local.
-        let status = unsafe { self.cuda.api.cuGraphExecUpdate_v2(exec, graph, &mut info) };
-        self.step.answers.push(i64::from(info.result));
-        if self.note(status) {
-            self.graphs[place].as_mut()?.recorded = recorded;
+        if !self.is_gone(&recorded) {
+            let mut info = CUgraphExecUpdateResultInfo::default();
+            // SAFETY: both are live; the result pointer is a local.
+            let status = unsafe { self.cuda.api.cuGraphExecUpdate_v2(exec, graph, &mut info) };
+            self.step.answers.push(i64::from(info.result));
+            if self.note(status) {
+                self.graphs[place].as_mut()?.recorded = recorded;
+            }
         }
         let status = self.cuda.graph_destroy(graph);
         self.note(status);
@@ -117,13 +125,11 @@ impl Machine {
         let stream = self.streams[stream_place]?;
         let graph = self.graphs[place].as_ref()?;
         let exec = graph.exec;
-        let used: Vec<Memory> = graph.recorded.used.iter().map(|used| used.0).collect();
-        let effects = graph.recorded.effects.clone();
-        if used.iter().any(|memory| self.memory(memory.place) != Some(*memory)) {
-            // It would work on memory that was freed.
+        if self.is_gone(&graph.recorded) {
             return None;
         }
-        let places: Vec<Place> = used.iter().map(|memory| memory.place).collect();
+        let effects = graph.recorded.effects.clone();
+        let places: Vec<Place> = graph.recorded.used.iter().map(|(memory, _)| memory.place).collect();
         if stream.capture.is_none() {
             self.settle(&places, Some(stream_place))?;
         }
