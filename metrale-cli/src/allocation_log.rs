@@ -76,6 +76,16 @@ pub enum LogError {
         /// What is wrong with the first line.
         problem: RowError,
     },
+    /// It is a log, and none of its rows can be used.
+    #[error("{}: none of the {skipped} rows can be used: {problem}", ShownPath(.path))]
+    NothingUsable {
+        /// The log.
+        path: PathBuf,
+        /// How many there are.
+        skipped: u64,
+        /// What is wrong with the first.
+        problem: String,
+    },
     /// It is a file of another kind.
     #[error(
         "{}: this is {what}, not an allocation log: a log is CSV text in UTF-8, as it is or compressed by gzip",
@@ -260,6 +270,12 @@ impl AllocationLog {
             return Err(LogError::NotALog { path: self.path, problem: first.clone() });
         }
         notes.skipped += skipped.count;
+        if notes.rows == 0
+            && let Some(first) = skipped.first.first()
+        {
+            let problem = first.to_string();
+            return Err(LogError::NothingUsable { path: self.path, skipped: notes.skipped, problem });
+        }
         notes.of_other_devices = skipped.of_other_devices;
         notes.broke_off = self.reader.broke_off().map(ToString::to_string);
         notes.has_open_end = self.reader.has_open_end();

@@ -10,11 +10,14 @@ pub struct ByteCount(pub u64);
 /// What is no number of bytes.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{given:?} is no number of bytes: give a plain number, or one with B, KiB, MiB, GiB, TiB (powers of 1024) or KB, MB, \
-     GB, TB (powers of 1000), below 2^64 bytes"
+    "{given:?} is no number of bytes{}: give a plain number, or one with B, KiB, MiB, GiB, TiB (powers of 1024) or KB, MB, \
+     GB, TB (powers of 1000), below 2^64 bytes",
+    if *.is_share { ", and if it is a share, of what is not known" } else { "" }
 )]
 pub struct NotAByteCount {
     given: String,
+    /// A fraction of a byte, or a per cent: a share of something.
+    is_share: bool,
 }
 
 /// Units in small letters. A bare `G` is left out: people mean either power by it.
@@ -35,7 +38,11 @@ impl FromStr for ByteCount {
     type Err = NotAByteCount;
 
     fn from_str(text: &str) -> Result<Self, NotAByteCount> {
-        parse(text).map(Self).ok_or_else(|| NotAByteCount { given: text.to_owned() })
+        parse(text).map(Self).ok_or_else(|| {
+            let number = text.trim().trim_end_matches(['%', ' ']);
+            let is_share = text.contains(['.', '%']) && number.parse::<f64>().is_ok();
+            NotAByteCount { given: text.to_owned(), is_share }
+        })
     }
 }
 
@@ -52,6 +59,10 @@ fn parse(text: &str) -> Option<u64> {
         return None;
     }
     let (parts, of) = (fraction.parse::<u128>().ok()?, 10_u128.pow(fraction.len() as u32));
+    // There is no part of a byte.
+    if unit == 1 && parts > 0 {
+        return None;
+    }
     let part = (parts * u128::from(unit) / of) as u64;
     whole.checked_mul(unit)?.checked_add(part)
 }
@@ -90,12 +101,16 @@ mod tests {
             ".5GiB",
             "1.2.3",
             "1e9",
+            "0.9",
+            "1.5B",
+            "90%",
             "18446744073709551616",
             "99999999TiB",
             "1 GiB x",
         ] {
             let error = text.parse::<ByteCount>().unwrap_err().to_string();
             assert!(error.contains(&format!("{text:?}")) && error.contains("GiB"), "{error}");
+            assert_eq!(error.contains("a share"), ["0.9", "90%"].contains(&text), "{error}");
         }
     }
 }

@@ -74,7 +74,7 @@ impl Script {
         }
         script.places = places.count;
         script.labels = places.labels;
-        Ok((script, OfLog::new(&follow.totals(), log.into_notes()?)))
+        Ok((script, OfLog::new(&follow, log.into_notes()?)))
     }
 
     /// What is live after those of its operations that were done.

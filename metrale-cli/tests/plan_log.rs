@@ -258,3 +258,72 @@ fn the_readme_lists_every_step_at_which_the_driver_and_the_plan_of_a_real_progra
     assert_eq!(listed, differing);
     assert_eq!(listed.len(), 37 + 14 + 59);
 }
+
+/// 22 GiB are live when 4 GiB more are refused, and 20 GiB when 1 GiB is: granting both takes 26 GiB at most, though what was
+/// allocated never takes more than 22.
+#[test]
+fn a_request_that_failed_has_to_fit_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log.csv");
+    let rows = "allocate,0x10000000000,17179869184\nallocate,0x20000000000,6442450944\nallocate failure,0x0,4294967296\n\
+                free,0x20000000000,6442450944\nallocate,0x20000000000,4294967296\nAllocate Failure,,1073741824.0\n";
+    fs::write(&log, format!("Action,Pointer,Size\n{rows}")).unwrap();
+    for (memory, exit, verdict) in [
+        ("24GiB", Exit::OutOfMemory, "does not fit into the given memory (24.00 GiB), by 2.00 GiB"),
+        ("26GiB", Exit::Done, "fits into the given memory (26.00 GiB), with 0 B to spare"),
+    ] {
+        let ended = metrale_on("plan", &log, &["--memory", memory]);
+        assert_eq!(ended.exit, exit, "{}", ended.err);
+        for said in [
+            "line 4 asked for 4.00 GiB with 22.00 GiB live, and failed: granting it takes 26.00 GiB",
+            "line 7 asked for 1.00 GiB with 20.00 GiB live, and failed: granting it takes 21.00 GiB",
+            verdict,
+        ] {
+            assert!(ended.out.contains(said), "{said}: {}", ended.out);
+        }
+        let json = metrale_on("plan", &log, &["--memory", memory, "--json"]).json();
+        assert_eq!(
+            (&json["fits"], &json["needed_bytes"]),
+            (&(exit == Exit::Done).into(), &(26_u64 << 30).into())
+        );
+        let failed = serde_json::json!({
+            "line": 4, "requested_bytes": 4_u64 << 30, "live_bytes": 22_u64 << 30, "granted_resident_bytes": 26_u64 << 30,
+        });
+        assert_eq!((&json["failed_requests"][0], &json["failures_in_log"]), (&failed, &2.into()));
+    }
+}
+
+/// What fits into pages that are held takes nothing more, and what no address space holds never fits.
+#[test]
+fn what_granting_takes_is_by_the_packing_rule() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log.csv");
+    for (bytes, needed, exit) in
+        [("512", None, Exit::Done), ("18446744073709551615", Some(u64::MAX), Exit::OutOfMemory)]
+    {
+        fs::write(&log, format!("Action,Pointer,Size\nallocate,0x200,1024\nallocate failure,0x0,{bytes}\n"))
+            .unwrap();
+        let ended = metrale_on("plan", &log, &["--memory", "2MiB", "--json"]);
+        assert_eq!(ended.exit, exit, "{}", ended.out);
+        assert_eq!(ended.json()["needed_bytes"].as_u64(), needed);
+    }
+}
+
+#[test]
+fn a_log_of_which_no_row_can_be_used_is_no_plan_however_lenient() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log.csv");
+    fs::write(&log, "Action,Pointer,Size\nallocate,0x200,many\nfree,here,5\n").unwrap();
+    for command in ["plan", "replay"] {
+        let ended = metrale_on(command, &log, &["--lenient"]);
+        assert_eq!(ended.exit, Exit::BadInput, "{command}: {}", ended.out);
+        assert!(
+            ended.err.contains("none of the 2 rows can be used: line 2: the size \"many\""),
+            "{}",
+            ended.err
+        );
+    }
+    // One row that can be used is a log.
+    fs::write(&log, "Action,Pointer,Size\nallocate,0x200,many\nallocate,0x400,512.0\n").unwrap();
+    assert_eq!(metrale_on("plan", &log, &["--lenient"]).exit, Exit::Done);
+}

@@ -272,10 +272,10 @@ impl Plan {
         live.map(|(id, live)| (id, self.device.bytes_of(live.place), live.note))
     }
 
-    /// Whether an allocation can be placed beside what is live.
+    /// The resident bytes that there would be with one more allocation; an error where it cannot be placed.
     #[cfg(feature = "trace")]
-    pub(crate) fn check_place(&mut self, new: Request<'_>) -> Result<(), PlacementError> {
-        self.device.check(new.from, new.bytes)
+    pub(crate) fn resident_bytes_with(&self, from: Allocator, bytes: u64) -> Result<u64, PlacementError> {
+        self.device.resident_bytes_with(from, bytes)
     }
 
     /// Counts an operation that allocates and frees nothing, such as a failed allocation of a log.

@@ -47,6 +47,6 @@ mod reader;
 mod row;
 
 pub use finding::{Finding, FindingKind};
-pub use follow::{Follow, Followed, LiveRow, LogTotals};
+pub use follow::{FailedRequest, Follow, Followed, LiveRow, LogTotals};
 pub use reader::{Reader, Skipped};
 pub use row::{Action, Row, RowError, TraceError};

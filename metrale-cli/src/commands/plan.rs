@@ -131,7 +131,7 @@ fn plan_log(path: &Path, args: &PlanArgs, console: &mut Console<'_>) -> anyhow::
     {
         notes.has_synchronize_rows_unused = true;
     }
-    let mut of_log = OfLog::new(&totals, notes);
+    let mut of_log = OfLog::new(&follow, notes);
     table.finish()?;
     for remark in &of_log.remarks {
         console.remark(remark);

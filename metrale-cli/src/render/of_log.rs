@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use metrale_ledger::trace::LogTotals;
+use metrale_ledger::ByteSize;
+use metrale_ledger::trace::{FailedRequest, Follow};
 use serde::Serialize;
 
 use crate::allocation_log::LogNotes;
@@ -19,6 +20,9 @@ const NAMES_NO_LINES: &str =
 pub struct OfLog {
     /// Allocations that had failed when it was written; nothing is done for them.
     pub failures_in_log: u64,
+    /// The first ten of them; absent where there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub failed_requests: Vec<Failed>,
     /// Rows that ask for nothing: frees of null, and allocations of no bytes at null.
     pub nothing_rows: u64,
     /// Rows that map or unmap memory; absent where there are none.
@@ -46,6 +50,44 @@ pub struct OfLog {
     /// The log's lines at the planned peaks of live and of resident bytes.
     #[serde(skip)]
     pub(crate) peak_lines: [u64; 2],
+    /// The failed request that takes most to be granted.
+    #[serde(skip)]
+    pub(crate) needs_most: Option<Failed>,
+}
+
+/// A request that had failed. All `_bytes` are bytes.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Failed {
+    /// Its line.
+    pub line: u64,
+    /// What it asked for.
+    pub requested_bytes: u64,
+    /// What was live.
+    pub live_bytes: u64,
+    /// What the device would keep with it; `null` where 64 bits do not count that.
+    pub granted_resident_bytes: Option<u64>,
+}
+
+impl Failed {
+    fn of(request: &FailedRequest) -> Self {
+        let &FailedRequest { line, bytes, live_bytes, granted_resident_bytes, .. } = request;
+        Self { line, requested_bytes: bytes, live_bytes, granted_resident_bytes }
+    }
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (requested, live) = (ByteSize(self.requested_bytes), ByteSize(self.live_bytes));
+        write!(
+            f,
+            "line {} asked for {requested} with {live} live, and failed: granting it takes ",
+            self.line
+        )?;
+        match self.granted_resident_bytes {
+            Some(bytes) => write!(f, "{}", ByteSize(bytes)),
+            None => f.write_str("more than there are addresses"),
+        }
+    }
 }
 
 fn is_zero(rows: &u64) -> bool {
@@ -54,9 +96,12 @@ fn is_zero(rows: &u64) -> bool {
 
 impl OfLog {
     /// Of a log that was read. What is live at its end is filled in later.
-    pub(crate) fn new(totals: &LogTotals, notes: LogNotes) -> Self {
+    pub(crate) fn new(follow: &Follow, notes: LogNotes) -> Self {
+        let totals = follow.totals();
         Self {
             failures_in_log: totals.failures,
+            failed_requests: follow.failed().iter().map(Failed::of).collect(),
+            needs_most: follow.failed_that_needs_most().as_ref().map(Failed::of),
             nothing_rows: totals.nothing,
             mapping_rows: totals.mappings,
             synchronize_rows: totals.synchronizes,
@@ -88,7 +133,7 @@ impl OfLog {
         for (kind, count) in &self.findings {
             writeln!(f, "{count} x {}", kind.replace('_', " "))?;
         }
-        Ok(())
+        self.failed_requests.iter().try_for_each(|failed| writeln!(f, "{failed}"))
     }
 
     /// A paragraph where it is not known who holds the `allocations` of the peak, and one for what is live at the end.

@@ -41,7 +41,10 @@ pub struct PlanReport {
     /// Where it is not `driver`, the allocator planned for: `pool` or `vmm`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allocator: Option<&'static str>,
-    /// Whether the peak fits; `null` where there was nothing to hold it against.
+    /// What it takes where requests of the log had failed and granting them takes more than the peak; absent otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub needed_bytes: Option<u64>,
+    /// Whether all of it fits; `null` where there was nothing to hold it against.
     pub fits: Option<bool>,
     /// What only a log has.
     #[serde(flatten)]
@@ -83,6 +86,7 @@ impl PlanReport {
             end_live_bytes: summary.end_live_bytes,
             end_resident_bytes: summary.end_resident_bytes,
             arena_resident_bytes: summary.arena_resident_bytes,
+            needed_bytes: None,
             fits: fit.as_ref().map(|fit| summary.fits(fit.bytes)),
             allocator: None,
             of_log: None,
@@ -136,8 +140,14 @@ impl PlanReport {
         self
     }
 
+    /// With what only a log has. A request that had failed is to be granted too.
     pub(crate) fn of_log(self, of_log: Option<OfLog>) -> Self {
-        Self { of_log, ..self }
+        let most = of_log.as_ref().and_then(|of_log| of_log.needs_most);
+        let needs = most.map(|failed| failed.granted_resident_bytes.unwrap_or(u64::MAX));
+        let needed_bytes = needs.filter(|&needs| needs > self.peak_resident_bytes);
+        let fits =
+            self.text.fit.as_ref().map(|fit| needed_bytes.unwrap_or(self.peak_resident_bytes) <= fit.bytes);
+        Self { of_log, needed_bytes, fits, ..self }
     }
 
     /// How the program ends with this answer.
@@ -237,14 +247,16 @@ impl fmt::Display for PlanReport {
         match &text.fit {
             None => write!(f, "--memory or --device says whether it fits"),
             Some(Fit { into, bytes }) => {
-                let (verdict, left) = match bytes.checked_sub(self.peak_resident_bytes) {
+                let needed = self.needed_bytes.unwrap_or(self.peak_resident_bytes);
+                let (verdict, left) = match bytes.checked_sub(needed) {
                     Some(left) => ("fits into", format!("with {} to spare", ByteSize(left))),
-                    None => {
-                        let missing = self.peak_resident_bytes - bytes;
-                        ("does not fit into", format!("by {}", ByteSize(missing)))
-                    }
+                    None => ("does not fit into", format!("by {}", ByteSize(needed - bytes))),
                 };
-                write!(f, "it {verdict} {into} ({}), {left}", ByteSize(*bytes))
+                let granted = match self.needed_bytes {
+                    Some(_) => ", with the requests that had failed granted",
+                    None => "",
+                };
+                write!(f, "it {verdict} {into} ({}), {left}{granted}", ByteSize(*bytes))
             }
         }
     }

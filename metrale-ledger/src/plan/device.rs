@@ -94,7 +94,7 @@ impl Device {
                 // afterwards is too late, because the pool keeps what it has taken.
                 let most = bytes.saturating_add(2 * self.pool.rule().piece_bytes());
                 if self.resident_bytes().checked_add(most).is_none() {
-                    self.check(from, bytes)?;
+                    self.resident_bytes_with(from, bytes)?;
                 }
                 let placed = self.pool.alloc(self.stream, bytes)?;
                 self.pooled_bytes += placed.rounded_bytes;
@@ -129,18 +129,15 @@ impl Device {
         (bytes, freed.map_or(0, |freed| freed.reserved_bytes))
     }
 
-    /// Whether an allocation would be placed beside what is live.
-    pub(super) fn check(&mut self, from: Allocator, bytes: u64) -> Result<(), PlacementError> {
+    /// The resident bytes that there would be with one more allocation.
+    pub(super) fn resident_bytes_with(&self, from: Allocator, bytes: u64) -> Result<u64, PlacementError> {
         let taken = match from {
-            _ if bytes == 0 => return Ok(()),
+            _ if bytes == 0 => 0,
             Allocator::Driver => self.packed.would_take(bytes)? * self.rule().page_bytes(),
             Allocator::Pool => self.pool.would_take(self.stream, bytes)?,
             Allocator::VirtualMemory => CREATED.reserved_bytes(bytes)?,
         };
-        match self.resident_bytes().checked_add(taken) {
-            Some(_) => Ok(()),
-            None => Err(PlacementError::TooLarge { bytes }),
-        }
+        self.resident_bytes().checked_add(taken).ok_or(PlacementError::TooLarge { bytes })
     }
 
     /// Bytes of what lies in a place, as asked for.

@@ -216,10 +216,27 @@ pub(super) fn bytes(cell: &str) -> Result<u64, String> {
         return Err("the size is missing".to_owned());
     }
     let digits = cell.bytes().all(|b| b.is_ascii_digit());
-    cell.parse()
-        .ok()
-        .filter(|_| digits)
-        .ok_or_else(|| format!("the size {cell:?} is no number of bytes below 2^64"))
+    let whole = if digits { cell.parse().ok() } else { whole(cell) };
+    whole.ok_or_else(|| format!("the size {cell:?} is no whole number of bytes below 2^64"))
+}
+
+/// A whole number that is written as tools write floating-point numbers: `1048576.0`, `1.5e3`.
+fn whole(cell: &str) -> Option<u64> {
+    let (mantissa, exponent) = cell.split_once(['e', 'E']).unwrap_or((cell, "0"));
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let fraction = fraction.trim_end_matches('0');
+    let digits = [whole, fraction].concat();
+    if whole.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let exponent: i64 = exponent.parse().ok()?;
+    let zeros = exponent.checked_sub(fraction.len() as i64)?;
+    let digits: u64 = digits.parse().ok()?;
+    // Zero has any exponent; what is not zero overflows at 10^20 already.
+    if digits == 0 && zeros >= 0 {
+        return Some(0);
+    }
+    10_u64.checked_pow(u32::try_from(zeros).ok()?)?.checked_mul(digits)
 }
 
 /// Who gave out the memory: none where the cell is empty.
@@ -303,7 +320,38 @@ mod tests {
     fn sizes_are_plain_numbers() {
         assert_eq!(bytes("0"), Ok(0));
         assert_eq!(bytes("18446744073709551615"), Ok(u64::MAX));
-        for cell in ["", "+5", "-5", "1.5", "18446744073709551616", "4 KiB", "0x10"] {
+        for (cell, value) in [
+            ("1048576.0", 1 << 20),
+            ("0.0", 0),
+            ("0e9", 0),
+            ("512.", 512),
+            ("1e+06", 1_000_000),
+            ("1.5E3", 1500),
+            ("1.8446744073709551615e19", u64::MAX),
+            ("17179869184.000", 1 << 34),
+        ] {
+            assert_eq!(bytes(cell), Ok(value), "{cell}");
+        }
+        for cell in [
+            "",
+            "+5",
+            "-5",
+            "1.5",
+            "18446744073709551616",
+            "4 KiB",
+            "0x10",
+            ".0",
+            "1.2.0",
+            "1e",
+            "1e1.0",
+            "15e-1",
+            "2e19",
+            "1e99999999999999999999",
+            "nan",
+            "inf",
+            "-0.0",
+            "1_0.0",
+        ] {
             assert!(bytes(cell).is_err(), "{cell}");
         }
     }

@@ -12,6 +12,30 @@ use crate::plan::{Allocator, Plan, Request, Step};
 /// Frees that are remembered at least, to tell a second free of one pointer from a free of an unknown one.
 const REMEMBERED_FREES: usize = 1 << 16;
 
+/// Failed requests that are kept one by one.
+const KEPT_FAILURES: usize = 10;
+
+/// An allocation that had failed when the log was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FailedRequest {
+    /// Its line.
+    pub line: u64,
+    /// The bytes it asked for.
+    pub bytes: u64,
+    /// Bytes live at that moment.
+    pub live_bytes: u64,
+    /// What the device would have kept with it, by the plan; none where that is more than 64 bits count.
+    pub granted_resident_bytes: Option<u64>,
+}
+
+impl FailedRequest {
+    /// To compare by what they need.
+    fn needs(&self) -> u64 {
+        self.granted_resident_bytes.unwrap_or(u64::MAX)
+    }
+}
+
 /// A live allocation and the row that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -79,6 +103,9 @@ pub struct Follow {
     /// are forgotten.
     freed: FxHashMap<u64, u64>,
     freed_earlier: FxHashMap<u64, u64>,
+    /// The first requests that failed, and the one that needs most.
+    failed: Vec<FailedRequest>,
+    needs_most: Option<FailedRequest>,
     /// Without the figures that the plan has.
     totals: LogTotals,
 }
@@ -109,8 +136,7 @@ impl Follow {
         let is_null = row.pointer == 0;
         let (step, kind) = match row.action {
             Action::AllocateFailure => {
-                self.totals.failures += 1;
-                self.totals.largest_failure_bytes = self.totals.largest_failure_bytes.max(row.bytes);
+                self.note_failed(row);
                 (self.plan.pass(), None)
             }
             Action::Allocate if is_null && row.bytes == 0 => {
@@ -169,6 +195,34 @@ impl Follow {
         Ok(Followed { step, finding })
     }
 
+    fn note_failed(&mut self, row: &Row) {
+        self.totals.failures += 1;
+        self.totals.largest_failure_bytes = self.totals.largest_failure_bytes.max(row.bytes);
+        let from = row.allocator.unwrap_or(self.plan.allocator());
+        let failed = FailedRequest {
+            line: row.line,
+            bytes: row.bytes,
+            live_bytes: self.plan.live_bytes(),
+            granted_resident_bytes: self.plan.resident_bytes_with(from, row.bytes).ok(),
+        };
+        if self.failed.len() < KEPT_FAILURES {
+            self.failed.push(failed);
+        }
+        if self.needs_most.is_none_or(|most| failed.needs() > most.needs()) {
+            self.needs_most = Some(failed);
+        }
+    }
+
+    /// The first ten requests that failed, in order.
+    pub fn failed(&self) -> &[FailedRequest] {
+        &self.failed
+    }
+
+    /// The failed request that takes most to be granted; of equal ones the first.
+    pub fn failed_that_needs_most(&self) -> Option<FailedRequest> {
+        self.needs_most
+    }
+
     fn count_allocation(&mut self, row: &Row) {
         self.totals.allocations += 1;
         self.totals.allocated_bytes = self.totals.allocated_bytes.saturating_add(row.bytes);
@@ -195,7 +249,7 @@ impl Follow {
         let kind = match older {
             None => None,
             Some((bytes, note)) => {
-                if let Err(error) = self.plan.check_place(new) {
+                if let Err(error) = self.plan.resident_bytes_with(new.from, new.bytes) {
                     self.plan.pass();
                     return Err(error);
                 }
