@@ -15,7 +15,7 @@ use crate::graph::GraphClient;
 use crate::handles::Handles;
 use crate::kernel_table::Kernels;
 use crate::ledger_writer::LedgerWriter;
-use crate::memory::{AllocLock, Costs, Deferred, OwnedArenas, PinnedTable, Polling};
+use crate::memory::{AllocLock, Costs, Deferred, OwnedAddresses, OwnedArenas, PinnedTable, Polling};
 use crate::op_cache::OpCache;
 use crate::raw_handles::StreamHandle;
 use crate::redzone::Zones;
@@ -43,6 +43,7 @@ pub struct MetraleCudaBackend {
     pub(crate) alloc_lock: AllocLock,
     pub(crate) pinned: Mutex<PinnedTable>,
     pub(crate) owned_arenas: OwnedArenas,
+    pub(crate) owned_addresses: OwnedAddresses,
     pub(crate) deferred: Deferred,
     pub(crate) streams: Handles,
     pub(crate) events: Handles,

@@ -20,7 +20,8 @@ use crate::handles::{Handles, Kind};
 use crate::kernel_table::Kernels;
 use crate::ledger_writer::LedgerWriter;
 use crate::memory::{
-    AllocLock, Cost, Costs, Deferred, MemInfo, MemInfoError, MemoryInfo, OwnedArenas, Polling, memory_info_of,
+    AllocLock, Cost, Costs, Deferred, MemInfo, MemInfoError, MemoryInfo, OwnedAddresses, OwnedArenas,
+    Polling, memory_info_of,
 };
 use crate::op_cache::OpCache;
 use crate::redzone::{MAX_BAND_BYTES, Zones};
@@ -144,6 +145,7 @@ impl BackendBuilder {
             alloc_lock: AllocLock::new(),
             pinned: Mutex::default(),
             owned_arenas: OwnedArenas::default(),
+            owned_addresses: OwnedAddresses::default(),
             deferred: Deferred::default(),
             streams: Handles::new(Kind::Stream),
             events: Handles::new(Kind::Event),

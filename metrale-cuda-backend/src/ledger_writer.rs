@@ -135,6 +135,16 @@ impl LedgerWriter {
         self.ledger.drain().into_iter().map(|(addr, record)| (addr, Some(record))).collect()
     }
 
+    /// Takes the device and managed allocations off whose addresses fit.
+    #[track_caller]
+    pub(crate) fn drain_where(&self, fits: impl Fn(u64) -> bool) -> Vec<Left> {
+        let all = [AllocKind::Device, AllocKind::Managed];
+        if self.live(&all).iter().all(|&(_, addr)| fits(addr)) {
+            return self.drain();
+        }
+        all.into_iter().flat_map(|kind| self.drain_kind(kind, &fits)).collect()
+    }
+
     /// What is live of a kind, with its records where a ledger is kept.
     pub(crate) fn left_of(&self, kind: AllocKind) -> Vec<Left> {
         if !KEEPS_LEDGER {

@@ -116,8 +116,10 @@ impl MetraleCudaBackend {
         self.outside_capture(Reach::ThreadOrOwner(self.graph_client().owner), DOING, ADVICE)?;
         match self.enter() {
             Ok(_current) => {
-                let (swept, not_freed) =
-                    self.sweep("a load was abandoned, or they have no owner that frees them");
+                let (swept, not_freed) = self
+                    .sweep("a load was abandoned, or they have no owner that frees them", |addr| {
+                        !self.owned_addresses.has(addr)
+                    });
                 if not_freed.lost > 0 {
                     tracing::error!(
                         "{} of {swept} allocations cannot be freed because the context is lost; the system frees their memory \
@@ -140,17 +142,18 @@ impl MetraleCudaBackend {
         }
     }
 
-    /// Drains the ledger and frees all of it, with one warning; how many there were, and how many are still there. The context is
+    /// Takes what fits off the ledger and frees all of it, with one warning; how many there were, and how many are still there. The context is
     /// current.
     #[track_caller]
-    fn sweep(&self, causes: &str) -> (usize, NotFreed) {
+    fn sweep(&self, causes: &str, takes: impl Fn(u64) -> bool) -> (usize, NotFreed) {
         // Graphs first: none may be left that would replay on freed memory.
-        let memory = self.ledger_writer().live(&SWEEPABLE);
+        let mut memory = self.ledger_writer().live(&SWEEPABLE);
+        memory.retain(|&(_, addr)| takes(addr));
         let graphs = self.destroy_graphs_using(&memory, true);
         // What an owner gave up was not forgotten by anybody.
         self.free_deferred();
         let _moving = self.moves();
-        let swept = Swept { left: self.ledger_writer().drain() };
+        let swept = Swept { left: self.ledger_writer().drain_where(takes) };
         let count = swept.left.len();
         if count > 0 {
             tracing::warn!(
@@ -281,6 +284,7 @@ impl MetraleCudaBackend {
                 self.sweep(
                     "either a load was abandoned on the way (an error or a panic), or these allocations have no owner that \
                      frees them",
+                    |_| true,
                 );
                 // The first free may be what meets a fault.
                 if self.is_left_behind() {

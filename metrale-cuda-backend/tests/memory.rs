@@ -132,7 +132,8 @@ fn an_account_waits_for_memory_between_ledger_and_driver() {
     let driver = Arc::new(HookedDriver::new(Arc::new(sim())));
     let backend = Arc::new(backend(driver.clone()));
     for (bytes, owned) in [(64, false), (64, true), (4 * MIB, false)] {
-        let memory = backend.alloc_owned(bytes).unwrap();
+        let memory = owned.then(|| backend.alloc_owned(bytes).unwrap());
+        let raw = (!owned).then(|| backend.alloc(bytes).unwrap());
         let (tell, account) = mpsc::channel();
         let other = Arc::clone(&backend);
         driver.before_each(move |called| {
@@ -148,11 +149,8 @@ fn an_account_waits_for_memory_between_ledger_and_driver() {
                 std::thread::sleep(Duration::from_millis(2));
             }
         });
-        if owned {
-            assert!(matches!(backend.free_owned(memory), Ok(Freed::Now)));
-        } else {
-            backend.free(memory.ptr()).unwrap();
-        }
+        memory.into_iter().for_each(|memory| assert!(matches!(backend.free_owned(memory), Ok(Freed::Now))));
+        raw.into_iter().for_each(|raw| backend.free(raw).unwrap());
         let account = account.recv().unwrap();
         driver.before_each(|_| {});
         assert_eq!(account.remainder_bytes(), 0, "{bytes} bytes: {account}");

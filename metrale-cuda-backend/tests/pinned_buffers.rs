@@ -3,9 +3,12 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
+use std::time::Duration;
 
+use common::hooked::HookedDriver;
 use common::{KIB, backend, logged, sim};
 use metrale_cuda_backend::{
     BadArgument, Capturing, ContextLost, DeviceBuffer, DriverApi, DriverFn, Freed, GpuBackend, PinnedBuffer,
@@ -79,7 +82,7 @@ on_both_drivers! {
         stream.copy_from_pinned(&host, &mut device).unwrap();
         stream.copy_to_pinned(&device, &mut host).unwrap();
         assert!(host.as_slice().unwrap().is_empty() && host.as_mut_slice().unwrap().is_empty());
-        assert_eq!((host.handle(), gpu.ledger_probe().pinned_count()), (None, 0));
+        assert_eq!((host.as_ptr().is_null(), gpu.ledger_probe().pinned_count()), (true, 0));
         assert!(matches!(host.close().unwrap(), Freed::Now));
         assert!(PinnedBuffer::<u64>::new(&gpu, usize::MAX).unwrap_err().is::<BadArgument>());
     }
@@ -128,7 +131,7 @@ on_both_drivers! {
             (PinnedBuffer::<u8>::new(&gpu, 64).unwrap(), PinnedBuffer::<u8>::new(&gpu, 64).unwrap());
         let capture = stream.capture().unwrap();
         assert!(matches!(dropped.close().unwrap(), Freed::Later(error) if error.is::<Capturing>()));
-        let from = used.handle().expect("it has bytes").as_ptr();
+        let from = used.as_ptr();
         // SAFETY: the graph is destroyed before the buffer's memory is freed.
         unsafe { gpu.copy_h2d_async_retained(from, 64, device.ptr(), stream.handle()) }.unwrap();
         let graph = capture.finish("copy").unwrap();
@@ -172,11 +175,45 @@ fn a_copy_whose_mark_cannot_be_recorded_is_waited_for() {
     assert!(error.to_string().contains("recording event"), "{error}");
     faulty.fail_every(DriverFn::cuEventSynchronize, 999);
     faulty.fail_every(DriverFn::cuStreamSynchronize, 999);
-    let elements = host.handle().expect("it has bytes");
-    // SAFETY: nothing is queued that uses it.
-    assert_eq!(unsafe { elements.as_slice() }, [7; LEN]);
+    // SAFETY: the buffer has that many bytes, and nothing is queued that uses them.
+    assert_eq!(unsafe { std::slice::from_raw_parts(host.as_ptr(), LEN) }, [7; LEN]);
     faulty.clear();
     assert_eq!(host.as_slice().unwrap(), [7; LEN]);
+}
+
+/// The copy that the first thread waits for stands behind an event that the second records only after its own copy.
+#[test]
+fn a_thread_queues_a_copy_while_another_waits_for_one() {
+    let (asked, waits) = mpsc::channel();
+    let (goes_on, may_go_on) = mpsc::channel();
+    let driver = Arc::new(HookedDriver::new(sim()));
+    let gpu = shared(driver.clone());
+    let stream = Stream::new(&gpu).unwrap();
+    let mut device =
+        [DeviceBuffer::<u8>::new(&gpu, LEN).unwrap(), DeviceBuffer::<u8>::new(&gpu, LEN).unwrap()];
+    let mut host = PinnedBuffer::<u8>::new(&gpu, LEN).unwrap();
+    stream.copy_to_pinned(&device[0], &mut host).unwrap();
+    let first = AtomicBool::new(true);
+    let may_go_on = Mutex::new(may_go_on);
+    driver.before_each(move |function| {
+        if function == DriverFn::cuEventSynchronize && first.swap(false, SeqCst) {
+            asked.send(()).unwrap();
+            may_go_on
+                .lock()
+                .unwrap()
+                .recv_timeout(Duration::from_secs(20))
+                .expect("the other copy is queued");
+        }
+    });
+    thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(host.as_slice().unwrap().len(), LEN));
+        waits.recv_timeout(Duration::from_secs(20)).expect("the first thread waits");
+        stream.copy_from_pinned(&host, &mut device[1]).unwrap();
+        goes_on.send(()).unwrap();
+    });
+    // That copy was queued during the wait, and is still known.
+    host.as_mut_slice().unwrap().fill(9);
+    assert_eq!(device[1].to_vec().unwrap(), device[0].to_vec().unwrap());
 }
 
 #[test]

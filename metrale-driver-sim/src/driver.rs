@@ -232,6 +232,10 @@ macro_rules! forward {
                 self.face.source.clone()
             }
 
+            fn identity(&self) -> usize {
+                Arc::as_ptr(&self.face).addr()
+            }
+
             $(
                 unsafe fn $name(&self, $($arg: $ty),*) -> CUresult {
                     // SAFETY: the caller's promise is the trait's, which is the method's.

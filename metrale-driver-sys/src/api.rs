@@ -43,6 +43,10 @@ macro_rules! declare {
             /// Which driver this is, for people: a library's path, or the software driver and its profile.
             fn source(&self) -> String;
 
+            /// A number that handles of one driver have in common and those of two drivers, while both live, have not. What
+            /// all users of a driver share is found by it. A handle that passes calls on to another has that one's number.
+            fn identity(&self) -> usize;
+
             $(
                 $(#[$meta])*
                 ///
@@ -93,6 +97,10 @@ macro_rules! declare {
 
             fn source(&self) -> String {
                 (**self).source()
+            }
+
+            fn identity(&self) -> usize {
+                (**self).identity()
             }
 
             $(

@@ -50,6 +50,11 @@ macro_rules! table {
                 self.source.clone()
             }
 
+            /// Where the library has a function that every driver has: two tables of one library are one driver.
+            fn identity(&self) -> usize {
+                self.pointers.cuInit.map_or(core::ptr::from_ref(self).addr(), |function| function as usize)
+            }
+
             $(
                 unsafe fn $name(&self, $($arg: $ty),*) -> CUresult {
                     match self.pointers.$name {

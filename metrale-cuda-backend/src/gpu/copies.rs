@@ -13,7 +13,12 @@ use crate::raw_handles::{DevicePtr, EventHandle, StreamHandle};
 ///
 /// *Blocking* ones first wait for the backend's own stream and are ordered after the legacy stream, and they are complete when
 /// they return: what they wrote is valid on every stream. Work queued on other streams is the caller's to wait for.
-pub trait GpuCopies: Send + Sync {
+///
+/// # Safety
+/// An implementation writes to no host memory but what it is given to write, reads and writes none of it after a call without
+/// "retained" or "marked" in its name has returned, and answers [`wait_for_mark`](Self::wait_for_mark) with success only once
+/// the copies before the mark are done: safe owners lend memory by that.
+pub unsafe trait GpuCopies: Send + Sync {
     /// Copies `src` to the device. Blocking: complete, and valid on every stream, at return. Refused on a thread that
     /// captures, and while the backend's own stream does.
     ///

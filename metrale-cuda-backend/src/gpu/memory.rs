@@ -15,7 +15,11 @@ use crate::raw_handles::{DevicePtr, StreamHandle};
 /// Memory: allocating, freeing, labels on the ledger, and what operations keep.
 ///
 /// Every allocation is on the ledger under the caller's line until it is freed.
-pub trait GpuMemory: Send + Sync {
+///
+/// # Safety
+/// Memory that an implementation gives out is as large as it was asked for, nobody else has it, and it stays until it is
+/// freed by the call for its kind: safe owners lend pinned memory by that.
+pub unsafe trait GpuMemory: Send + Sync {
     /// Allocates `bytes` of device memory and puts them on the ledger under the caller's line and the thread's scope.
     ///
     /// The memory is not cleared. May block: the driver waits for nothing but may map pages (1 µs inside a held 2 MiB

@@ -15,9 +15,7 @@
 
 use std::panic::Location;
 
-use metrale_driver_sys::{
-    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, DriverError,
-};
+use metrale_driver_sys::DriverError;
 use metrale_ledger::{AllocKind, LiveAllocation, SubRange, Whois};
 use parking_lot::MutexGuard;
 
@@ -25,7 +23,7 @@ use crate::backend::MetraleCudaBackend;
 use crate::error::{BadArgument, Result};
 use crate::graph::captures::{Capture, Reach, Wait, WaitFlaw};
 use crate::graph::pins::{Pin, Pins};
-use crate::graph::refusal::{Capturing, PinnedByGraph};
+use crate::graph::refusal::{Capturing, PinnedByGraph, is_of_captures};
 use crate::graph::shared::{BorrowedCopy, DeviceWait, GraphClient, SharedState};
 use crate::raw_handles::{DevicePtr, EventHandle, StreamHandle, unique_number};
 
@@ -428,10 +426,4 @@ fn pin_in(pins: &mut Pins, id: u64, allocation: LiveAllocation, part: impl FnOnc
     if let Some(part) = part {
         pins.add_part(id, part.as_allocation());
     }
-}
-
-/// Whether a status tells of a capture.
-pub(crate) const fn is_of_captures(error: DriverError) -> bool {
-    error.status >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-        && error.status <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD
 }

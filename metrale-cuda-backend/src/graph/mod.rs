@@ -31,5 +31,6 @@ pub use refusal::{Capturing, GraphFault, NotCapturing, PinnedByGraph, StreamInUs
 pub use update::GraphUpdate;
 
 pub(crate) use captures::Reach;
-pub(crate) use gate::{Submission, Unpinned, Uses, is_of_captures};
+pub(crate) use gate::{Submission, Unpinned, Uses};
+pub(crate) use refusal::is_of_captures;
 pub(crate) use shared::{BorrowedCopy, FreesLater, GraphClient};

@@ -5,7 +5,9 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use metrale_driver_sys::DriverError;
+use metrale_driver_sys::{
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, DriverError,
+};
 use metrale_ledger::{LiveAllocation, file_line};
 
 use crate::error::{Cause, ErrorKind, Remedy, causes};
@@ -137,4 +139,10 @@ pub struct GraphFault {
     pub stream: StreamHandle,
     /// What the wait answered.
     pub driver: DriverError,
+}
+
+/// Whether a status tells of a capture.
+pub(crate) const fn is_of_captures(error: DriverError) -> bool {
+    error.status >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+        && error.status <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD
 }

@@ -14,7 +14,6 @@ use std::sync::atomic::{
 use std::sync::{Arc, Weak};
 use std::thread;
 
-use metrale_driver_sys::DriverApi;
 use metrale_ledger::LedgerProbe;
 use metrale_registry::CudaHost;
 use parking_lot::{Mutex, MutexGuard};
@@ -328,7 +327,8 @@ impl Drop for BorrowedCopy<'_> {
 /// What each driver of this process has, by driver. A weak handle keeps an address from being used again.
 static SHARED_GRAPHS: Mutex<Vec<SharedByDriver>> = Mutex::new(Vec::new());
 
-type SharedByDriver = (Weak<dyn DriverApi>, Weak<SharedGraphs>);
+/// By the identity of the driver.
+type SharedByDriver = (usize, Weak<SharedGraphs>);
 
 /// One backend's access to the graphs of its driver.
 #[derive(Debug)]
@@ -345,14 +345,14 @@ pub(crate) struct GraphClient {
 impl GraphClient {
     /// Access for a new backend on a host. The first backend of a driver makes what they share.
     pub(crate) fn new(host: &Arc<CudaHost>, ledger: LedgerProbe) -> Self {
-        let driver = host.driver_arc();
+        let driver = host.driver().identity();
         let mut all = SHARED_GRAPHS.lock();
-        all.retain(|(driver, shared)| driver.strong_count() > 0 && shared.strong_count() > 0);
-        let addr = |driver: *const dyn DriverApi| driver.cast::<()>().addr();
-        let found = all.iter().find(|(other, _)| addr(other.as_ptr()) == addr(Arc::as_ptr(&driver)));
+        // What is shared lives as long as a backend, which keeps its driver: no other can have the number meanwhile.
+        all.retain(|(_, shared)| shared.strong_count() > 0);
+        let found = all.iter().find(|(other, _)| *other == driver);
         let shared = found.and_then(|(_, shared)| shared.upgrade()).unwrap_or_else(|| {
             let shared = Arc::new(SharedGraphs::default());
-            all.push((Arc::downgrade(&driver), Arc::downgrade(&shared)));
+            all.push((driver, Arc::downgrade(&shared)));
             shared
         });
         let (owner, own_stream) = shared.with(|state| {

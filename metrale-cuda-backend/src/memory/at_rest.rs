@@ -14,6 +14,7 @@
 //! and wait as well.
 
 use core::time::Duration;
+use std::panic::{self, AssertUnwindSafe};
 use std::thread;
 
 use metrale_driver_sys::{
@@ -50,10 +51,13 @@ impl MetraleCudaBackend {
         let _bound = self.bound("waiting for a stream").ok();
         // SAFETY: the caller's promise.
         if !is_over(refused) && !unsafe { self.captures_elsewhere(stream) } {
-            tracing::warn!(
-                "the wait for stream {stream:#x} was refused ({refused}) while a copy uses host memory that its owner gets \
-                 back; it goes on until the stream is at rest"
-            );
+            // A log that panics must not end the wait.
+            let told = panic::catch_unwind(AssertUnwindSafe(|| {
+                tracing::warn!(
+                    "the wait for stream {stream:#x} was refused ({refused}) while a copy uses host memory that its owner gets \
+                     back; it goes on until the stream is at rest"
+                );
+            }));
             let mut pause = PAUSES.0;
             let end = loop {
                 // SAFETY: the caller's promise.
@@ -68,6 +72,9 @@ impl MetraleCudaBackend {
                     break waited;
                 }
             };
+            if let Err(panicked) = told {
+                panic::resume_unwind(panicked);
+            }
             end.doing(|| format!("waiting for stream {stream:#x}"))?;
             if is_of_captures(refused) {
                 return Ok(());

@@ -140,14 +140,17 @@ impl Drop for Pinning<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::features::KEEPS_LEDGER;
 
     fn ledger() -> LedgerWriter {
         LedgerWriter::new(0)
     }
 
     #[test]
-    #[cfg(feature = "ledger")]
     fn what_is_live_device_memory_when_it_is_left_was_not_pinned() {
+        if !KEEPS_LEDGER {
+            return;
+        }
         let (followed, ledger) = (FollowedRanges::default(), ledger());
         let pinning = followed.begin_pinning();
         let here = std::panic::Location::caller();

@@ -84,6 +84,8 @@ impl MetraleCudaBackend {
         let unpinned = self.unpinned(addr, AllocKind::Device, CALL, site)?;
         let forgotten = self.ledger_writer().forget_only(addr, memory.index, site);
         let record = self.unused(unpinned, forgotten, (addr, AllocKind::Device), CALL, site)?;
+        // Before the driver frees it: the address may be the next owner's.
+        self.owned_addresses.remove(addr);
         self.free_forgotten(memory.ptr, AllocKind::Device, record)
     }
 }

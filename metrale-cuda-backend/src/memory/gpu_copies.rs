@@ -13,7 +13,9 @@ use crate::memory::transfer::Transfer;
 use crate::raw_handles::{DevicePtr, EventHandle, StreamHandle};
 use crate::stream::count_sync;
 
-impl GpuCopies for MetraleCudaBackend {
+// SAFETY: ends in device memory are checked not to be the host's until the driver was asked, and what uses borrowed host memory
+// is waited for, also where a wait was refused.
+unsafe impl GpuCopies for MetraleCudaBackend {
     fn copy_h2d(&self, src: &[u8], dst: DevicePtr) -> Result<()> {
         if src.is_empty() {
             return Ok(());

@@ -15,7 +15,8 @@ use crate::memory::{Freed, OwnedMemory, PackedArena, PinnedPtr};
 use crate::op_cache::{OpHandle, Scratch};
 use crate::raw_handles::{DevicePtr, StreamHandle};
 
-impl GpuMemory for MetraleCudaBackend {
+// SAFETY: the driver gives memory out once; the ledger and the table of pinned memory refuse what would free another's.
+unsafe impl GpuMemory for MetraleCudaBackend {
     #[track_caller]
     fn alloc(&self, bytes: usize) -> Result<DevicePtr> {
         self.alloc_device(bytes, Location::caller()).map(|memory| memory.ptr())
@@ -33,7 +34,9 @@ impl GpuMemory for MetraleCudaBackend {
 
     #[track_caller]
     fn alloc_owned(&self, bytes: usize) -> Result<OwnedMemory> {
-        self.alloc_device(bytes, Location::caller())
+        let memory = self.alloc_device(bytes, Location::caller())?;
+        self.owned_addresses.insert(memory.ptr.0);
+        Ok(memory)
     }
 
     #[track_caller]

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::error::Error;
-use crate::graph::{Capturing, PinnedByGraph};
+use crate::error::{CallFailed, Error};
+use crate::graph::{Capturing, PinnedByGraph, is_of_captures};
 use crate::memory::pinned_ptr::PinnedPtr;
 use crate::raw_handles::DevicePtr;
 
@@ -28,10 +28,17 @@ pub struct OwnedMemory {
 }
 
 impl OwnedMemory {
-    /// For implementations of [`GpuBackend`](crate::GpuBackend). `index` is one that no other memory of the backend has at
-    /// that address, ever; 0 where the backend does not tell.
-    pub const fn new(ptr: DevicePtr, bytes: usize, index: u64) -> Self {
+    pub(crate) const fn new(ptr: DevicePtr, bytes: usize, index: u64) -> Self {
         Self { ptr, bytes, index }
+    }
+
+    /// For implementations of [`GpuMemory`](crate::GpuMemory) outside this crate.
+    ///
+    /// # Safety
+    /// The memory is the caller's to free, and nobody else has a value of this type for it. `index` is one that no other memory
+    /// of the backend has at that address, ever; 0 where the backend does not tell.
+    pub const unsafe fn from_raw(ptr: DevicePtr, bytes: usize, index: u64) -> Self {
+        Self::new(ptr, bytes, index)
     }
 
     /// Its address.
@@ -60,7 +67,8 @@ pub enum Freed {
     /// It was freed.
     Now,
     /// It stays on the ledger and is freed as soon as it may, for this reason: [`Capturing`], until this thread's capture has
-    /// ended, or [`PinnedByGraph`], until the graph is destroyed.
+    /// ended; [`PinnedByGraph`], until the graph is destroyed; [`CallFailed`] with a status of captures, until the capture of
+    /// another library has ended and something else is freed.
     Later(Error),
 }
 
@@ -101,5 +109,9 @@ impl Deferred {
 
 /// Whether a refused free may succeed later.
 pub(crate) fn may_later(error: &Error) -> bool {
-    error.is::<Capturing>() || error.is::<PinnedByGraph>()
+    // Or a capture that another library began, which makes the driver refuse.
+    let is_captures = |failed: &CallFailed| is_of_captures(failed.driver);
+    error.is::<Capturing>()
+        || error.is::<PinnedByGraph>()
+        || error.downcast_ref::<CallFailed>().is_some_and(is_captures)
 }

@@ -22,7 +22,7 @@ use metrale_ledger::{AllocKind, AllocRecord};
 use super::alloc::{ALLOCATE_BEFORE, ALLOCATING, FREEING};
 use crate::backend::MetraleCudaBackend;
 use crate::call::Doing;
-use crate::error::Result;
+use crate::error::{BadArgument, Error, Result};
 use crate::graph::Reach;
 use crate::memory::OwnedMemory;
 use crate::raw_handles::DevicePtr;
@@ -66,6 +66,9 @@ impl MetraleCudaBackend {
     #[inline]
     #[track_caller]
     pub(crate) fn free_device(&self, ptr: DevicePtr) -> Result<()> {
+        if self.owned_addresses.has(ptr.0) {
+            return Err(self.an_owners(ptr));
+        }
         let shared = &self.graph_client().shared;
         if ptr.is_null() || self.small_most() == 0 || self.latch().reason().is_some() || shared.may_pin() {
             return self.free_kind(ptr, AllocKind::Device, "free", None);
@@ -88,6 +91,15 @@ impl MetraleCudaBackend {
             Ok(()) => Ok(()),
             Err(error) => self.not_freed(error, ptr, Some(&record), FREEING),
         }
+    }
+
+    #[cold]
+    fn an_owners(&self, ptr: DevicePtr) -> Error {
+        let whois = self.ledger_writer().whois(ptr.0);
+        BadArgument::new(format!(
+            "freeing {ptr}: it has an owner, whose drop or close frees it; as a number it is {whois}"
+        ))
+        .into()
     }
 
     /// Frees what was just taken off the ledger, unless a capture uses it.

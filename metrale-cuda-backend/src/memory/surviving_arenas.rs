@@ -19,7 +19,6 @@ use metrale_registry::CudaHost;
 use parking_lot::Mutex;
 
 use crate::backend::MetraleCudaBackend;
-use crate::fault_latch::address_of;
 use crate::ledger_writer::{LedgerWriter, Left};
 use crate::left::{LargestSites, counted};
 
@@ -107,9 +106,9 @@ impl MetraleCudaBackend {
 
     /// The arena of a dropped backend of this driver around an address, which is on no backend's ledger.
     pub(crate) fn surviving_at(&self, addr: u64) -> Option<LiveAllocation> {
-        let driver = address_of(self.driver());
+        let driver = self.driver().identity();
         let surviving = SURVIVING.lock();
-        let of_driver = surviving.iter().filter(|survivor| address_of(survivor.host.driver()) == driver);
+        let of_driver = surviving.iter().filter(|survivor| survivor.host.driver().identity() == driver);
         of_driver.filter(|survivor| survivor.is_unclaimed).find_map(|survivor| {
             match survivor.ledger.whois(addr) {
                 Whois::Live { allocation, .. } if allocation.addr == survivor.base => Some(allocation),

@@ -13,7 +13,7 @@ use crate::gpu::GpuBackend;
 use crate::memory::{Freed, PinnedPtr};
 use crate::owners::event::Event;
 use crate::owners::kept::log_kept;
-use crate::owners::shared::SharedBackend;
+use crate::owners::shared::{SharedBackend, same_driver};
 use crate::owners::slice::{DeviceSlice, DeviceSliceMut, same_len};
 use crate::owners::stream::Stream;
 use crate::raw_handles::{DevicePtr, EventHandle};
@@ -52,10 +52,13 @@ pub struct PinnedBuffer<T: Pod> {
 }
 
 /// Copies on one stream that use a buffer.
+#[derive(Clone)]
 struct InFlight {
     stream: Stream,
     /// Recorded behind the last of them.
     mark: Event,
+    /// How many there were.
+    count: u64,
     /// Whether one of them writes to the buffer.
     writes: bool,
     /// Where the last of them is in device memory.
@@ -132,11 +135,14 @@ impl<T: Pod> PinnedBuffer<T> {
         &self.gpu
     }
 
-    /// The raw handle, for `unsafe` calls; none where there are no bytes. Copies that are queued by it are not known to the
-    /// buffer.
+    /// The address of the first element, for `unsafe` calls; null where there are no bytes. Copies that are queued by it are
+    /// not known to the buffer.
     #[must_use]
-    pub const fn handle(&self) -> Option<PinnedPtr> {
-        self.memory
+    pub const fn as_ptr(&self) -> *mut T {
+        match self.memory {
+            Some(memory) => memory.as_ptr().cast(),
+            None => core::ptr::null_mut(),
+        }
     }
 
     /// The elements. Waits for copies that write them.
@@ -175,24 +181,21 @@ impl<T: Pod> PinnedBuffer<T> {
 
     /// Waits for the copies that fit, and forgets those that use the memory no more.
     fn wait(&self, fits: impl Fn(&InFlight) -> bool) -> Result<()> {
-        // Over the waits: another thread that looks meanwhile must not find the copies gone.
-        let mut in_flight = self.in_flight.lock();
+        let fitting: Vec<_> = self.in_flight.lock().iter().filter(|copies| fits(copies)).cloned().collect();
         let mut first = Ok(());
-        in_flight.retain(|copies| {
-            if !fits(copies) {
-                return true;
+        for copies in fitting {
+            // Not under the lock: another thread may have to queue a copy of this buffer before this one can be done.
+            let waited = copies.wait();
+            let is_over = waited.as_ref().map_or_else(|error| error.remedy() == Remedy::Relaunch, |()| true);
+            if is_over {
+                // Unless another was queued on the stream meanwhile, which has moved the mark.
+                let is_it = |now: &InFlight| {
+                    now.stream.handle() == copies.stream.handle() && now.count == copies.count
+                };
+                self.in_flight.lock().retain(|now| !is_it(now));
             }
-            match copies.wait() {
-                Ok(()) => false,
-                Err(error) => {
-                    let is_over = error.remedy() == Remedy::Relaunch;
-                    if first.is_ok() {
-                        first = Err(error);
-                    }
-                    !is_over
-                }
-            }
-        });
+            first = first.and(waited);
+        }
         first
     }
 
@@ -209,6 +212,7 @@ impl<T: Pod> PinnedBuffer<T> {
         let known = in_flight.iter_mut().find(|copies| copies.stream.handle() == stream.handle());
         let mark = match known {
             Some(copies) => {
+                copies.count += 1;
                 copies.writes |= writes;
                 copies.device = device;
                 copies.mark.handle()
@@ -216,7 +220,7 @@ impl<T: Pod> PinnedBuffer<T> {
             None => {
                 let mark = Event::new(stream.gpu())?;
                 let handle = mark.handle();
-                in_flight.push(InFlight { stream: stream.clone(), mark, writes, device });
+                in_flight.push(InFlight { stream: stream.clone(), mark, count: 1, writes, device });
                 handle
             }
         };
@@ -245,6 +249,8 @@ impl Stream {
     ) -> Result<()> {
         let dst = dst.into();
         same_len("copying from a pinned buffer", src.len, dst.len())?;
+        same_driver("copying from a pinned buffer", self.gpu(), dst.gpu())?;
+        same_driver("copying from a pinned buffer", self.gpu(), &src.gpu)?;
         let Some(memory) = src.memory else { return Ok(()) };
         src.copy_on(self, dst.ptr(), false, |mark| {
             let from = memory.as_ptr().cast_const();
@@ -266,6 +272,8 @@ impl Stream {
     ) -> Result<()> {
         let src = src.into();
         same_len("copying to a pinned buffer", src.len(), dst.len)?;
+        same_driver("copying to a pinned buffer", self.gpu(), src.gpu())?;
+        same_driver("copying to a pinned buffer", self.gpu(), &dst.gpu)?;
         let Some(memory) = dst.memory else { return Ok(()) };
         dst.copy_on(self, src.ptr(), true, |mark| {
             // SAFETY: the memory is the buffer's, which is borrowed mutably now, and which waits for the mark before it lends

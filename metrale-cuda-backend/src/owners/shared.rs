@@ -3,8 +3,21 @@
 
 use std::sync::Arc;
 
+use crate::error::BadArgument;
 use crate::gpu::GpuBackend;
 use crate::memory::Freed;
+
+/// Refuses an operation between a stream or memory of `gpu` and memory of another driver, where addresses mean something else.
+pub(super) fn same_driver(
+    doing: &str,
+    gpu: &Arc<dyn GpuBackend>,
+    of: &Arc<dyn GpuBackend>,
+) -> Result<(), BadArgument> {
+    if Arc::ptr_eq(gpu, of) || gpu.driver().identity() == of.driver().identity() {
+        return Ok(());
+    }
+    Err(BadArgument::new(format!("{doing}: the memory is of another driver; copy it by way of the host")))
+}
 
 impl Freed {
     /// Has what waits be freed as soon as it may, whichever backend's capture or graph it waits for.

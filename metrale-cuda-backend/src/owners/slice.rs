@@ -10,6 +10,7 @@ use bytemuck::{Pod, cast_slice, cast_slice_mut};
 
 use crate::error::{BadArgument, Result};
 use crate::gpu::GpuBackend;
+use crate::owners::shared::same_driver;
 use crate::raw_handles::DevicePtr;
 
 /// The place of a view: address and number of elements.
@@ -104,6 +105,12 @@ macro_rules! place {
             #[must_use]
             pub const fn is_empty(&self) -> bool {
                 self.len == 0
+            }
+
+            /// The backend it is of.
+            #[must_use]
+            pub const fn gpu(&self) -> &Arc<dyn GpuBackend> {
+                self.gpu
             }
 
             /// Bytes of all elements.
@@ -235,6 +242,7 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
     pub fn copy_from_device<'s>(&mut self, src: impl Into<DeviceSlice<'s, T>>) -> Result<()> {
         let src = src.into();
         same_len("copying inside the device", src.len, self.len)?;
+        same_driver("copying inside the device", self.gpu, src.gpu)?;
         self.gpu.copy_d2d(src.ptr, self.ptr, self.bytes())
     }
 

@@ -11,7 +11,7 @@ use crate::gpu::GpuBackend;
 use crate::owned_handle::OwnedHandle;
 use crate::owners::event::Event;
 use crate::owners::kept::log_kept;
-use crate::owners::shared::SharedBackend;
+use crate::owners::shared::{SharedBackend, same_driver};
 use crate::owners::slice::{DeviceSlice, DeviceSliceMut, same_len};
 use crate::raw_handles::StreamHandle;
 
@@ -84,6 +84,7 @@ impl Stream {
     pub fn copy_to_device<'d, T: Pod>(&self, src: &[T], dst: impl Into<DeviceSliceMut<'d, T>>) -> Result<()> {
         let dst = dst.into();
         same_len("copying to the device", src.len(), dst.len())?;
+        same_driver("copying to the device", &self.0.gpu, dst.gpu())?;
         self.0.gpu.copy_h2d_async(cast_slice(src), dst.ptr(), self.0.raw)
     }
 
@@ -95,6 +96,7 @@ impl Stream {
     pub fn copy_to_host<'s, T: Pod>(&self, src: impl Into<DeviceSlice<'s, T>>, dst: &mut [T]) -> Result<()> {
         let src = src.into();
         same_len("copying to the host", src.len(), dst.len())?;
+        same_driver("copying to the host", &self.0.gpu, src.gpu())?;
         self.0.gpu.copy_d2h_on_stream(src.ptr(), cast_slice_mut(dst), self.0.raw)
     }
 
@@ -109,6 +111,8 @@ impl Stream {
     ) -> Result<()> {
         let (src, dst) = (src.into(), dst.into());
         same_len("copying inside the device", src.len(), dst.len())?;
+        same_driver("copying inside the device", &self.0.gpu, src.gpu())?;
+        same_driver("copying inside the device", &self.0.gpu, dst.gpu())?;
         self.0.gpu.copy_d2d_async(src.ptr(), dst.ptr(), src.bytes(), self.0.raw)
     }
 
@@ -119,6 +123,7 @@ impl Stream {
     /// As there.
     pub fn fill_bytes<'d, T: Pod>(&self, dst: impl Into<DeviceSliceMut<'d, T>>, value: u8) -> Result<()> {
         let dst = dst.into();
+        same_driver("filling device memory", &self.0.gpu, dst.gpu())?;
         self.0.gpu.memset_async(dst.ptr(), value, dst.bytes(), self.0.raw)
     }
 

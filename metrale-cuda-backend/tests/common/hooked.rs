@@ -123,6 +123,10 @@ macro_rules! forward {
                 self.inner.source()
             }
 
+            fn identity(&self) -> usize {
+                self.inner.identity()
+            }
+
             $(
                 unsafe fn $name(&self, $($arg: $ty),*) -> CUresult {
                     body!($name, self, ($($arg),*))

@@ -408,6 +408,10 @@ macro_rules! forward {
                 format!("{} with faults", self.inner.source())
             }
 
+            fn identity(&self) -> usize {
+                self.inner.identity()
+            }
+
             $(
                 unsafe fn $name(&self, $($arg: $ty),*) -> CUresult {
                     body!($name, self, ($($arg),*))
