@@ -26,7 +26,7 @@ const SEEDS: &[&[u8]] = &[
 fn read_all(image: &[u8]) {
     let _ = ImageKind::of(image).to_string();
     let ptx = Ptx::read(image);
-    assert!(ptx.flaws.len() <= MAX_FLAWS + 2);
+    assert!(ptx.flaws.len() <= MAX_FLAWS + 4);
     let _: Vec<String> = ptx.flaws.iter().map(ToString::to_string).collect();
     let _ = ptx.entries_after_nul();
     for entry in ptx.entries() {

@@ -312,8 +312,8 @@ fn variables_with_their_sizes_and_values() {
     assert_eq!(
         globals,
         [
-            ("_lookup", 8, &Initial::Bytes(vec![255, 255, 255, 255, 2, 0, 0, 0])),
-            ("exponent_max", 4, &Initial::Bytes(vec![31, 0, 0, 0])),
+            ("_lookup", 8, &Initial::Bytes(vec![255, 255, 255, 255, 2, 0, 0, 0].into())),
+            ("exponent_max", 4, &Initial::Bytes(vec![31, 0, 0, 0].into())),
         ]
     );
     let ptx = read("real/r05_isa65_const_initialisers");
@@ -324,7 +324,7 @@ fn variables_with_their_sizes_and_values() {
     );
     assert_eq!(
         ptx.variables[1].initial,
-        Initial::Bytes([4_u64, 5, 6].iter().flat_map(|n| n.to_le_bytes()).collect())
+        Initial::Bytes([4_u64, 5, 6].iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<_>>().into())
     );
     assert_eq!(ptx.variables[2].initial, Initial::Symbolic("x".into()));
     assert_eq!(read("real/r07_isa82_globals_only").globals().count(), 5);
@@ -343,10 +343,11 @@ fn values_in_every_notation() {
     let ptx = Ptx::read(text.as_bytes());
     assert_eq!(ptx.flaws, []);
     let of = |name: &str| ptx.variables.iter().find(|variable| variable.name == name).unwrap();
-    let words = |words: &[u32]| Initial::Bytes(words.iter().flat_map(|word| word.to_le_bytes()).collect());
-    let floats =
-        |floats: &[f32]| Initial::Bytes(floats.iter().flat_map(|float| float.to_le_bytes()).collect());
-    assert_eq!(of("neg").initial, Initial::Bytes(vec![0xff, 44]));
+    let bytes =
+        |words: &mut dyn Iterator<Item = [u8; 4]>| Initial::Bytes(words.flatten().collect::<Vec<_>>().into());
+    let words = |words: &[u32]| bytes(&mut words.iter().map(|word| word.to_le_bytes()));
+    let floats = |floats: &[f32]| bytes(&mut floats.iter().map(|float| float.to_le_bytes()));
+    assert_eq!(of("neg").initial, Initial::Bytes(vec![0xff, 44].into()));
     assert_eq!(of("nested").initial, words(&[1, 2, 0, 3]));
     assert_eq!(of("nested").bytes, 24);
     assert_eq!(of("a").initial, Initial::Zero);

@@ -3,11 +3,12 @@
 
 use core::fmt;
 use std::borrow::Cow;
+use std::collections::HashSet;
 
 use metrale_driver_sys::image::cubin::{Cubin, CubinError};
-use metrale_driver_sys::image::fatbin::{EntryKind, Fatbin, FatbinError};
-use metrale_driver_sys::image::ptx::{Ptx, Text};
-use metrale_driver_sys::image::{Code, ImageKind, arch::IsaVersion};
+use metrale_driver_sys::image::fatbin::{EntryKind, Fatbin, FatbinEntry, FatbinError};
+use metrale_driver_sys::image::ptx::{MAX_FLAWS, Ptx, Text};
+use metrale_driver_sys::image::{Code, ImageKind, arch::IsaVersion, arch::SmTarget};
 
 /// Why bytes are no image that a driver should see.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -53,16 +54,27 @@ pub enum ImageNote {
     },
 }
 
+/// As many kernels are named in a note.
+const NAMED: usize = 8;
+
 impl fmt::Display for ImageNote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ByteOrderMark => f.write_str("a byte order mark in front was left out"),
             Self::AfterNul { bytes, kernels } => {
                 write!(f, "{bytes} bytes after a NUL are ignored")?;
-                for (index, kernel) in kernels.iter().enumerate() {
-                    write!(f, "{} {kernel}", if index == 0 { ", with the kernels" } else { "," })?;
+                for (index, kernel) in kernels.iter().take(NAMED).enumerate() {
+                    write!(
+                        f,
+                        "{} {}",
+                        if index == 0 { ", with the kernels" } else { "," },
+                        shortened(kernel)
+                    )?;
                 }
-                Ok(())
+                match kernels.len().saturating_sub(NAMED) {
+                    0 => Ok(()),
+                    more => write!(f, " and {more} more"),
+                }
             }
         }
     }
@@ -165,13 +177,9 @@ impl<'a> Image<'a> {
     fn read_fatbin(bytes: &'a [u8]) -> Result<Self, ImageError> {
         let fatbin = Fatbin::read(bytes).map_err(ImageError::Fatbin)?;
         let mut image = Self::new(ImageKind::Fatbin, bytes);
-        let mut targets = Vec::new();
+        let mut targets = Targets::default();
         for (index, entry) in fatbin.entries.iter().enumerate() {
-            targets.push(match entry.kind {
-                EntryKind::Ptx => format!("{} as PTX", entry.sm),
-                EntryKind::Elf => entry.sm.to_string(),
-                EntryKind::Other(kind) => format!("{} as entry of kind {kind}", entry.sm),
-            });
+            targets.add(entry);
             // Names come from what lies there unpacked. Those of other entries are usually the same; they only serve
             // to suggest, and the driver has the last word on what is there.
             let part = match entry.code() {
@@ -189,11 +197,38 @@ impl<'a> Image<'a> {
                 image.globals.extend(part.globals);
             }
         }
-        targets.dedup();
-        image.target = Some(targets.join(", "));
+        image.target = Some(targets.text);
         without_repeats(&mut image.kernels);
         without_repeats(&mut image.globals);
         Ok(image)
+    }
+}
+
+/// What the entries of a fatbin are for, each once; a fatbin can have as many unlike ones as it has kilobytes.
+#[derive(Default)]
+struct Targets {
+    text: String,
+    seen: HashSet<(EntryKind, SmTarget)>,
+}
+
+impl Targets {
+    fn add(&mut self, entry: &FatbinEntry<'_>) {
+        const MOST: usize = 16;
+        if self.seen.len() > MOST || !self.seen.insert((entry.kind, entry.sm)) {
+            return;
+        }
+        if !self.text.is_empty() {
+            self.text.push_str(", ");
+        }
+        if self.seen.len() > MOST {
+            self.text.push_str("and others");
+            return;
+        }
+        self.text.push_str(&match entry.kind {
+            EntryKind::Ptx => format!("{} as PTX", entry.sm),
+            EntryKind::Elf => entry.sm.to_string(),
+            EntryKind::Other(kind) => format!("{} as entry of kind {kind}", entry.sm),
+        });
     }
 }
 
@@ -208,8 +243,8 @@ fn header_flaws(ptx: &Ptx<'_>) -> Vec<String> {
         flaws.push(format!("line {line}: 32-bit PTX is no longer supported: compile for 64-bit addresses"));
     }
     let line = header.target_line;
-    for option in header.options.iter().filter(|option| !OPTIONS.contains(option)) {
-        flaws.push(format!("line {line}: unknown target option {option:?}"));
+    for option in header.options.iter().filter(|option| !OPTIONS.contains(option)).take(MAX_FLAWS) {
+        flaws.push(format!("line {line}: unknown target option {:?}", shortened(option)));
     }
     if header.has_option("debug") && !ptx.has_sections {
         flaws.push(format!("line {line}: target option debug, but there is no debug information (.section)"));
@@ -228,13 +263,22 @@ fn header_flaws(ptx: &Ptx<'_>) -> Vec<String> {
     flaws
 }
 
+/// The beginning of a name that may be as long as its file.
+fn shortened(name: &str) -> String {
+    const MOST: usize = 64;
+    match name.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}...", &name[..end]),
+        None => name.to_owned(),
+    }
+}
+
 fn owned<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     names.into_iter().map(str::to_owned).collect()
 }
 
 /// Leaves the first of each, in order.
 fn without_repeats(names: &mut Vec<String>) {
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     names.retain(|name| seen.insert(name.clone()));
 }
 

@@ -26,8 +26,13 @@ fn distance(asked: &str, name: &str) -> Option<usize> {
     if asked.len() > 2 && name.contains(asked) || name.len() > 2 && asked.contains(name) {
         return Some(1);
     }
+    let most = (asked.len() / 3).max(1);
+    // Each letter more is an edit: a name that is much longer is not worth a table of both lengths.
+    if asked.chars().count().abs_diff(name.chars().count()) > most {
+        return None;
+    }
     let edits = strsim::damerau_levenshtein(asked, name);
-    (edits <= (asked.len() / 3).max(1)).then_some(1 + edits)
+    (edits <= most).then_some(1 + edits)
 }
 
 #[cfg(test)]
@@ -41,6 +46,14 @@ mod tests {
         assert_eq!(nearest("sofmtax", known), ["softmax"]);
         assert_eq!(nearest("attention", known), [""; 0]);
         assert_eq!(nearest("", known), [""; 0]);
+    }
+
+    /// A table of both lengths would take a gigabyte here.
+    #[test]
+    fn a_name_of_quite_another_length_is_not_near() {
+        let long = "x".repeat(1 << 25);
+        assert_eq!(nearest("gemm", [&*long, "gem"]), ["gem"]);
+        assert_eq!(nearest("gemm\u{e4}", ["gemm\u{e4}\u{e4}"]), ["gemm\u{e4}\u{e4}"]);
     }
 
     #[test]

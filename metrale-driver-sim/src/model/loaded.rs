@@ -63,12 +63,12 @@ impl Model {
             .map_err(|status| Refusal { status, log: "no memory for the module's globals".to_owned() })?;
         let mut globals = HashMap::new();
         for (global, address) in loaded.globals.into_iter().zip(addresses) {
-            // Globals without an initial value start as zeros.
-            let filled = self.memory.fill(address, 0, global.bytes, Access::Strict);
-            let initial = global.initial.unwrap_or_default();
-            let len = initial.len().min(global.bytes as usize);
-            let written = self.memory.write(address, &initial[..len], Access::Strict);
-            debug_assert!(filled.is_ok() && written.is_ok());
+            for (offset, bytes) in global.initial.pieces() {
+                let Some(room) = global.bytes.checked_sub(offset) else { continue };
+                let bytes = &bytes[..bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX))];
+                let written = self.memory.write(address + offset, bytes, Access::Strict);
+                debug_assert!(written.is_ok());
+            }
             globals.insert(global.name, (address, global.bytes));
         }
         let image: Arc<[u8]> = identity(image).into();

@@ -249,6 +249,8 @@ impl Memory {
             return Ok((None, Vec::new()));
         }
         let (id, base) = self.place(device, Chunks::Globals, end)?;
+        // Globals without an initial value start as zeros.
+        self.store.fill(base, 0, end);
         let addresses: Vec<u64> = offsets.into_iter().map(|offset| base + offset).collect();
         for (&address, &(bytes, _)) in addresses.iter().zip(globals) {
             self.insert(address, device, bytes, AllocationKind::Global, None);

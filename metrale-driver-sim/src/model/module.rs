@@ -4,23 +4,24 @@
 //! The order of the checks is the driver's, as it answered on an H200 to PTX texts, cubins and other bytes made for the
 //! purpose, and as its assembler answers to texts alone. The sentences are ours.
 
-mod unpack;
 mod verdict;
 
 use core::ffi::{CStr, c_char, c_void};
 use core::slice;
 
-use metrale_driver_sys::image::ImageKind;
 use metrale_driver_sys::image::arch::{ComputeCapability, IsaVersion, SmTarget, cubin_runs_on, ptx_runs_on};
 use metrale_driver_sys::image::cubin::{Cubin, CubinError, ELF_HEADER_BYTES, ElfHeader};
 use metrale_driver_sys::image::fatbin::{
     EntryKind, FATBIN_HEADER_BYTES, Fatbin, FatbinEntry, FatbinError, FatbinHeader,
 };
-use metrale_driver_sys::image::ptx::{Function, Initial, Ptx, StateSpace, Variable};
+use metrale_driver_sys::image::ptx::{Function, Initial, Ptx, SparseBytes, StateSpace, Variable};
+use metrale_driver_sys::image::{ImageKind, UnpackError, Unpacker};
 use metrale_driver_sys::{
-    CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NO_BINARY_FOR_GPU, CUDA_ERROR_UNKNOWN,
-    CUresult,
+    CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NO_BINARY_FOR_GPU,
+    CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_UNKNOWN, CUresult,
 };
+
+use super::store::BLOCK;
 
 /// As it stands in a file.
 const FATBIN_MAGIC: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
@@ -88,9 +89,9 @@ pub(crate) struct GlobalInfo {
     pub(crate) name: String,
     pub(crate) bytes: u64,
     pub(crate) align: u64,
-    /// What it holds at first, zeros from the end of this to its own; `None` for zeros. Addresses of other symbols are
-    /// not resolved: such a variable is zeros too.
-    pub(crate) initial: Option<Vec<u8>>,
+    /// What it holds at first, zeros where this has no bytes. Addresses of other symbols are not resolved: such a
+    /// variable is zeros too.
+    pub(crate) initial: SparseBytes,
     pub(crate) constant: bool,
 }
 
@@ -101,13 +102,15 @@ pub(crate) fn load(image: &[u8], target: &Target) -> Result<ModuleImage, Refusal
             load_cubin(image, target)
         }
         ImageKind::Fatbin => load_fatbin(image, target),
-        kind => {
-            if !verdict::is_recognized(image) {
-                return Err(Refusal::new(CUDA_ERROR_INVALID_IMAGE, unrecognized(kind, image)));
-            }
-            load_ptx(image, target)
-        }
+        kind => load_text(image, kind, target),
     }
+}
+
+fn load_text(image: &[u8], kind: ImageKind, target: &Target) -> Result<ModuleImage, Refusal> {
+    if !verdict::is_recognized(image) {
+        return Err(Refusal::new(CUDA_ERROR_INVALID_IMAGE, unrecognized(kind, image)));
+    }
+    load_ptx(image, target)
 }
 
 /// Why the driver does not even take these bytes for PTX.
@@ -126,10 +129,36 @@ fn unrecognized(kind: ImageKind, image: &[u8]) -> String {
 fn load_ptx(image: &[u8], target: &Target) -> Result<ModuleImage, Refusal> {
     let ptx = Ptx::read(image);
     verdict::check(&ptx, target)?;
+    let globals: Vec<GlobalInfo> = ptx.globals().map(global_of_text).collect();
+    check_scattered(&globals)?;
     Ok(ModuleImage {
         functions: ptx.entries().map(|entry| function_of_text(entry, ptx.header.target())).collect(),
-        globals: ptx.globals().map(global_of_text).collect(),
+        globals,
     })
+}
+
+/// Initial values may take as much of the host's memory, in bytes, and some times their own size.
+const MAX_SCATTERED_BYTES: usize = 64 << 20;
+
+/// Refuses values that lie far apart in large variables: device memory is kept in blocks, and each takes one.
+fn check_scattered(globals: &[GlobalInfo]) -> Result<(), Refusal> {
+    let (mut blocks, mut bytes) = (0_usize, 0_usize);
+    for global in globals {
+        let mut last = None;
+        for (offset, piece) in global.initial.pieces() {
+            let block = offset / BLOCK as u64;
+            blocks += usize::from(last != Some(block));
+            bytes += piece.len();
+            last = Some((offset + piece.len() as u64 - 1) / BLOCK as u64);
+        }
+    }
+    // Blocks that are written whole count by their bytes.
+    let most = MAX_SCATTERED_BYTES.saturating_add(bytes.saturating_mul(16));
+    if blocks.saturating_mul(BLOCK) <= most {
+        return Ok(());
+    }
+    let places = format!("initial values in {blocks} blocks of {} KiB", BLOCK >> 10);
+    Err(too_large(&places))
 }
 
 /// The verdict has bounded every number here.
@@ -151,8 +180,8 @@ fn function_of_text(function: &Function<'_>, target: Option<SmTarget>) -> Functi
 
 fn global_of_text(variable: &Variable<'_>) -> GlobalInfo {
     let initial = match &variable.initial {
-        Initial::Bytes(bytes) => Some(bytes.clone()),
-        Initial::Zero | Initial::Symbolic(_) => None,
+        Initial::Bytes(bytes) => bytes.clone(),
+        Initial::Zero | Initial::Symbolic(_) => SparseBytes::default(),
     };
     GlobalInfo {
         name: variable.name.to_owned(),
@@ -194,7 +223,7 @@ fn load_cubin(image: &[u8], target: &Target) -> Result<ModuleImage, Refusal> {
         name: global.name.to_owned(),
         bytes: global.bytes,
         align: global.align,
-        initial: global.initial.map(<[u8]>::to_vec),
+        initial: global.initial.unwrap_or_default().to_vec().into(),
         constant: global.is_constant,
     });
     Ok(ModuleImage { functions: functions.collect(), globals: globals.collect() })
@@ -204,9 +233,15 @@ fn not_a_cubin(image: &[u8], error: &CubinError) -> Refusal {
     let status = match (error, ImageKind::of(image)) {
         // CUDA's machine number in a file of the wrong class counts as a cubin of no architecture.
         (CubinError::Not64Bit, ImageKind::ForeignElf { machine: 190, class: 1 }) => CUDA_ERROR_UNKNOWN,
+        (CubinError::Overlaps { .. }, _) => return too_large(error),
         _ => CUDA_ERROR_INVALID_IMAGE,
     };
     Refusal::new(status, format!("the image is not recognized: {error}"))
+}
+
+/// What a driver may load and this one does not read.
+fn too_large(what: &dyn core::fmt::Display) -> Refusal {
+    Refusal::new(CUDA_ERROR_NOT_SUPPORTED, format!("the software driver does not load this image: {what}"))
 }
 
 fn check_architecture(sm: Option<SmTarget>, target: &Target) -> Result<(), Refusal> {
@@ -231,16 +266,28 @@ fn load_fatbin(image: &[u8], target: &Target) -> Result<ModuleImage, Refusal> {
     })?;
     let device = target.device();
     let Some(entry) = best_entry(&fatbin.entries, target) else {
-        let held: Vec<String> = fatbin.entries.iter().map(describe).collect();
+        const NAMED: usize = 16;
+        let mut held: Vec<String> = fatbin.entries.iter().take(NAMED).map(describe).collect();
+        if let more @ 1.. = fatbin.entries.len().saturating_sub(NAMED) {
+            held.push(format!("and {more} more"));
+        }
         return Err(Refusal::new(
             CUDA_ERROR_NO_BINARY_FOR_GPU,
             format!("a fatbin with nothing for compute capability {device}: it holds {}", held.join(", ")),
         ));
     };
-    let payload = unpack::unpack(entry).map_err(|why| {
-        Refusal::new(CUDA_ERROR_INVALID_IMAGE, format!("{} in a fatbin: {why}", describe(entry)))
+    let payload = Unpacker::of(image).unpack(entry).map_err(|why| {
+        let log = format!("{} in a fatbin: {why}", describe(entry));
+        match why {
+            UnpackError::TooLarge { .. } => too_large(&log),
+            _ => Refusal::new(CUDA_ERROR_INVALID_IMAGE, log),
+        }
     })?;
-    if entry.kind == EntryKind::Elf { load_cubin(&payload, target) } else { load(&payload, target) }
+    match entry.kind {
+        EntryKind::Elf => load_cubin(&payload, target),
+        // Text only: fatbins inside fatbins could be as deep as they are long.
+        _ => load_text(&payload, ImageKind::of(&payload), target),
+    }
 }
 
 fn describe(entry: &FatbinEntry<'_>) -> String {
@@ -343,5 +390,7 @@ fn bounded(bytes: u64) -> Result<usize, Refusal> {
     })
 }
 
+#[cfg(test)]
+mod large_images;
 #[cfg(test)]
 mod tests;

@@ -28,9 +28,7 @@ pub(super) fn range(data: &[u8], at: u64, bytes: u64) -> Option<&[u8]> {
     data.get(start..end)
 }
 
-/// The text from `at` up to its NUL, where it is ASCII or UTF-8.
-pub(super) fn c_str(data: &[u8], at: usize) -> Option<&str> {
-    let rest = data.get(at..)?;
-    let end = rest.iter().position(|&byte| byte == 0)?;
-    std::str::from_utf8(&rest[..end]).ok()
+/// The bytes up to the first NUL, where there is one.
+pub(super) fn c_str(data: &[u8]) -> Option<&[u8]> {
+    core::ffi::CStr::from_bytes_until_nul(data).ok().map(core::ffi::CStr::to_bytes)
 }

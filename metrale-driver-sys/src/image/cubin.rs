@@ -5,8 +5,11 @@
 //! byte of the header's flags; newer ones carry 0x41 with version 8 and the architecture in the second byte. What a
 //! later generation puts there is not guessed.
 
+use std::collections::HashMap;
+
+use super::allowance::Allowance;
 use super::arch::{Portability, SmTarget};
-use super::bytes::{array, c_str, range, u16_at, u32_at, u64_at};
+use super::bytes::{array, range, u16_at, u32_at, u64_at};
 
 pub(super) const EM_CUDA: u16 = 190;
 pub(super) const ELF_MAGIC: [u8; 4] = [0x7f, b'E', b'L', b'F'];
@@ -56,6 +59,14 @@ pub enum CubinError {
         end: u64,
         /// Bytes at hand.
         bytes: u64,
+    },
+    /// Sections, names or variables lie over each other, many times. A driver may take that.
+    #[error(
+        "its parts lie over each other, and name more than {most} bytes together: no compiler writes that"
+    )]
+    Overlaps {
+        /// As many bytes may be named: four times the file, and a megabyte.
+        most: u64,
     },
 }
 
@@ -306,11 +317,10 @@ impl<'a> Cubin<'a> {
             |part: &str, end| CubinError::PastEnd { part: part.to_owned(), end, bytes: image.len() as u64 };
         let image_bytes =
             header.image_bytes(image).ok_or_else(|| past_end("the section table", header.tables_end()))?;
-        let sections: Vec<Section> = header.sections(image).collect();
-        let names = sections.get(usize::from(header.names_section)).and_then(|section| section.data(image));
-        let named: Vec<(&str, Section)> =
-            sections.iter().map(|section| (section_name(names, section), *section)).collect();
-        if let Some((name, section)) = named.iter().find(|(_, section)| section.end() > image.len() as u64) {
+        let mut allowance = Allowance::of(image);
+        let sections = Sections::read(&header, image, &mut allowance)?;
+        if let Some(&(name, section)) = sections.all.iter().find(|named| named.1.end() > image.len() as u64) {
+            let name: String = name.chars().take(80).collect();
             return Err(past_end(&format!("section {name:?}"), section.end()));
         }
         if image_bytes > image.len() as u64 {
@@ -319,52 +329,63 @@ impl<'a> Cubin<'a> {
         let mut cubin =
             Self { header, sm: header.sm(), kernels: Vec::new(), globals: Vec::new(), image_bytes };
         if let Some(sm) = &mut cubin.sm
-            && let Some(compat) = find(&named, ".nv.compat").and_then(|section| section.data(image))
+            && let Some(compat) = sections.data(".nv.compat", image)
             && attributes(compat).any(|attribute| attribute.number == COMPAT_EXACT && attribute.value == 1)
         {
             sm.portability = Portability::Exact;
         }
-        cubin.read_symbols(image, &named);
+        cubin.read_symbols(image, &sections, &mut allowance)?;
         Ok(cubin)
     }
 
-    fn read_symbols(&mut self, image: &'a [u8], sections: &[(&'a str, Section)]) {
-        let Some(table) = sections.iter().map(|named| named.1).find(|section| section.kind == SHT_SYMTAB)
+    fn read_symbols(
+        &mut self,
+        image: &'a [u8],
+        sections: &Sections<'a>,
+        allowance: &mut Allowance,
+    ) -> Result<(), CubinError> {
+        let Some(table) = sections.all.iter().map(|named| named.1).find(|section| section.kind == SHT_SYMTAB)
         else {
-            return;
+            return Ok(());
         };
-        let strings = sections.get(table.link as usize).and_then(|named| named.1.data(image));
-        let (Some(symbols), Some(strings)) = (table.data(image), strings) else { return };
+        let strings = sections.all.get(table.link as usize).and_then(|named| named.1.data(image));
+        let (Some(symbols), Some(strings)) = (table.data(image), strings) else { return Ok(()) };
         for symbol in symbols.chunks_exact(SYMBOL_BYTES).filter_map(Symbol::read) {
-            let name = usize::try_from(symbol.name).ok().and_then(|at| c_str(strings, at));
-            let named = sections.get(usize::from(symbol.section));
-            let (Some(name), Some(&(section_name, section))) = (name, named) else { continue };
-            let is_constant = section_name
-                .strip_prefix(".nv.constant")
-                .is_some_and(|bank| !bank.is_empty() && bank.bytes().all(|byte| byte.is_ascii_digit()));
-            let is_global = section_name == ".nv.global" || section_name == ".nv.global.init";
-            if symbol.kind == STT_FUNC && symbol.other & STO_ENTRY != 0 {
-                let kernel = self.read_kernel(image, sections, name);
+            let place = usize::from(symbol.section);
+            let (Some(&(_, section)), Some(&holds)) = (sections.all.get(place), sections.holds.get(place))
+            else {
+                continue;
+            };
+            let is_kernel = symbol.kind == STT_FUNC && symbol.other & STO_ENTRY != 0;
+            if !is_kernel && (symbol.kind != STT_OBJECT || holds == Holds::Other) {
+                continue;
+            }
+            let Some(name) = allowance.name(strings, symbol.name)? else { continue };
+            if is_kernel {
+                let kernel = self.read_kernel(image, sections, name, allowance)?;
                 self.kernels.push(kernel);
-            } else if symbol.kind == STT_OBJECT && (is_constant || is_global) {
+            } else {
                 let initial = section.data(image).and_then(|data| range(data, symbol.value, symbol.bytes));
+                allowance.take(initial.map_or(0, <[u8]>::len) as u64)?;
                 self.globals.push(CubinGlobal {
                     name,
                     bytes: symbol.bytes,
                     align: section.align.max(1),
-                    is_constant,
+                    is_constant: holds == Holds::Constants,
                     initial,
                 });
             }
         }
+        Ok(())
     }
 
     fn read_kernel(
         &self,
         image: &'a [u8],
-        sections: &[(&'a str, Section)],
+        sections: &Sections<'a>,
         name: &'a str,
-    ) -> CubinKernel<'a> {
+        allowance: &mut Allowance,
+    ) -> Result<CubinKernel<'a>, CubinError> {
         let mut kernel = CubinKernel {
             name,
             parameters: Vec::new(),
@@ -372,12 +393,13 @@ impl<'a> Cubin<'a> {
             max_threads: None,
             required_threads: None,
         };
-        if let Some(section) = find(sections, &format!(".nv.shared.{name}")) {
+        if let Some(section) = sections.find(&format!(".nv.shared.{name}")) {
             let reserved = if self.sm.is_some_and(|sm| sm.number >= 90) { RESERVED_SHARED_BYTES } else { 0 };
             kernel.static_shared_bytes = section.bytes.saturating_sub(reserved);
         }
-        let info = find(sections, &format!(".nv.info.{name}")).and_then(|section| section.data(image));
-        for attribute in info.into_iter().flat_map(attributes) {
+        let info = sections.data(&format!(".nv.info.{name}"), image).unwrap_or_default();
+        allowance.take(info.len() as u64)?;
+        for attribute in attributes(info) {
             let extent = || {
                 let data = attribute.data;
                 Some([u32_at(data, 0)?, u32_at(data, 4)?, u32_at(data, 8)?])
@@ -390,21 +412,65 @@ impl<'a> Cubin<'a> {
             }
         }
         kernel.parameters.sort_by_key(|parameter| parameter.offset);
-        kernel
+        Ok(kernel)
+    }
+}
+
+/// The variables that a section holds, by its name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Holds {
+    Globals,
+    Constants,
+    Other,
+}
+
+impl Holds {
+    fn of(section: &str) -> Self {
+        let is_bank = |bank: &str| !bank.is_empty() && bank.bytes().all(|byte| byte.is_ascii_digit());
+        match section {
+            ".nv.global" | ".nv.global.init" => Self::Globals,
+            _ if section.strip_prefix(".nv.constant").is_some_and(is_bank) => Self::Constants,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// All sections, in the table's order and by name.
+struct Sections<'a> {
+    all: Vec<(&'a str, Section)>,
+    /// Of each in the table's order.
+    holds: Vec<Holds>,
+    /// The first of each name, by its place.
+    by_name: HashMap<&'a str, u16>,
+}
+
+impl<'a> Sections<'a> {
+    fn read(header: &ElfHeader, image: &'a [u8], allowance: &mut Allowance) -> Result<Self, CubinError> {
+        let sections: Vec<Section> = header.sections(image).collect();
+        let names = sections.get(usize::from(header.names_section)).and_then(|section| section.data(image));
+        let mut all = Vec::with_capacity(sections.len());
+        let mut holds = Vec::with_capacity(sections.len());
+        let mut by_name = HashMap::with_capacity(sections.len());
+        for (index, section) in (0..).zip(sections) {
+            let name = allowance.name(names.unwrap_or_default(), section.name)?.unwrap_or_default();
+            by_name.entry(name).or_insert(index);
+            all.push((name, section));
+            holds.push(Holds::of(name));
+        }
+        Ok(Self { all, holds, by_name })
+    }
+
+    fn find(&self, name: &str) -> Option<Section> {
+        self.by_name.get(name).map(|&index| self.all[usize::from(index)].1)
+    }
+
+    fn data(&self, name: &str, image: &'a [u8]) -> Option<&'a [u8]> {
+        self.find(name)?.data(image)
     }
 }
 
 /// What the hardware keeps for itself at the start of a block's shared memory from sm_90 on, and the section counts.
 const RESERVED_SHARED_BYTES: u64 = 1024;
-
-fn section_name<'a>(names: Option<&'a [u8]>, section: &Section) -> &'a str {
-    let at = usize::try_from(section.name).ok();
-    names.zip(at).and_then(|(names, at)| c_str(names, at)).unwrap_or_default()
-}
-
-fn find(sections: &[(&str, Section)], name: &str) -> Option<Section> {
-    sections.iter().find(|named| named.0 == name).map(|named| named.1)
-}
 
 const SYMBOL_BYTES: usize = 24;
 const STT_OBJECT: u8 = 1;

@@ -16,6 +16,7 @@
 //! assert_eq!(ptx.entries().next().unwrap().name, "scale");
 //! ```
 
+mod allowance;
 pub mod arch;
 mod bytes;
 mod code;
@@ -23,6 +24,10 @@ pub mod cubin;
 pub mod fatbin;
 mod kind;
 pub mod ptx;
+#[cfg(feature = "unpack")]
+mod unpack;
 
 pub use code::Code;
 pub use kind::ImageKind;
+#[cfg(feature = "unpack")]
+pub use unpack::{UnpackError, Unpacker};

@@ -8,7 +8,7 @@ use metrale_driver_sys::image::arch::{IsaVersion, ptx_runs_on};
 use metrale_driver_sys::image::ptx::{FlawKind, Function, Header, Lexer, Ptx, StateSpace, Text};
 use metrale_driver_sys::{CUDA_ERROR_INVALID_PTX, CUDA_ERROR_UNSUPPORTED_PTX_VERSION};
 
-use super::{Refusal, Target};
+use super::{Refusal, Target, too_large};
 
 /// Shared memory a kernel may declare, in bytes.
 const MAX_STATIC_SHARED_BYTES: u64 = 48 << 10;
@@ -29,6 +29,9 @@ pub(super) fn is_recognized(image: &[u8]) -> bool {
 
 /// Refuses what the driver refuses, in its order.
 pub(super) fn check(ptx: &Ptx<'_>, target: &Target) -> Result<(), Refusal> {
+    if let Some(flaw) = ptx.flaws.iter().find(|flaw| matches!(flaw.kind, FlawKind::Limit { .. })) {
+        return Err(too_large(flaw));
+    }
     check_characters(ptx, target)?;
     check_version(ptx, target)?;
     check_targets(ptx)?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A reader's place in the tokens, and the flaws it has found.
 
-use super::flaw::{self, Flaw, FlawKind, MAX_FLAWS};
+use super::flaw::{self, Flaw, FlawKind, MAX_DECLARATIONS, MAX_FLAWS};
 use super::lexer::{Lexer, Token, TokenKind};
 
 /// A place in the tokens with one of them in view.
@@ -10,11 +10,20 @@ pub(super) struct Cursor<'a> {
     lexer: Lexer<'a>,
     peeked: Option<Token<'a>>,
     pub(super) flaws: Vec<Flaw>,
+    declarations: usize,
+    /// Limits that the text passed, beside the flaws so that many of those do not hide one.
+    limits: Vec<Flaw>,
 }
 
 impl<'a> Cursor<'a> {
     pub(super) fn new(code: &'a [u8]) -> Self {
-        let mut cursor = Self { lexer: Lexer::new(code), peeked: None, flaws: Vec::new() };
+        let mut cursor = Self {
+            lexer: Lexer::new(code),
+            peeked: None,
+            flaws: Vec::new(),
+            declarations: 0,
+            limits: Vec::new(),
+        };
         cursor.advance();
         cursor
     }
@@ -64,11 +73,30 @@ impl<'a> Cursor<'a> {
         self.peeked.map_or_else(|| self.lexer.line(), |token| token.line)
     }
 
-    /// Notes a flaw, up to [`MAX_FLAWS`] of them.
+    /// Notes a flaw, up to [`MAX_FLAWS`] of them. What a text that was cut at a limit lacks is none.
     pub(super) fn flaw(&mut self, line: u32, kind: FlawKind) {
-        if self.flaws.len() < MAX_FLAWS {
+        if self.flaws.len() < MAX_FLAWS && self.limits.is_empty() {
             self.flaws.push(Flaw { line, kind });
         }
+    }
+
+    /// Counts something that is to be kept. False, and the text ends here, where there are too many.
+    pub(super) fn counts(&mut self) -> bool {
+        if self.declarations < MAX_DECLARATIONS {
+            self.declarations += 1;
+            return true;
+        }
+        if self.limits.is_empty() {
+            self.limit(self.line(), "declarations", MAX_DECLARATIONS);
+        }
+        self.lexer.end();
+        self.peeked = None;
+        false
+    }
+
+    /// Notes a limit that the text passed.
+    pub(super) fn limit(&mut self, line: u32, what: &'static str, most: usize) {
+        self.limits.push(Flaw { line, kind: FlawKind::Limit { what, most } });
     }
 
     /// Notes that the token in view cannot stand there.
@@ -120,6 +148,7 @@ impl<'a> Cursor<'a> {
         if let Some(line) = self.lexer.open_comment() {
             self.flaws.push(Flaw { line, kind: FlawKind::OpenComment });
         }
+        self.flaws.append(&mut self.limits);
         self.flaws.sort_by_key(|flaw| flaw.line);
         self.flaws
     }

@@ -66,8 +66,8 @@ pub struct Function<'a> {
     pub max_threads: Option<[u32; 3]>,
     /// `.reqntid`: the threads a block must have along x, y, z.
     pub required_threads: Option<[u32; 3]>,
-    /// Shared memory the function declares or uses, also through functions it names, in bytes. Without the dynamic
-    /// part, which has no size in the text.
+    /// Shared memory a kernel declares or uses, also through functions it names, in bytes. Without the dynamic part, which
+    /// has no size in the text; 0 for functions that are no kernels.
     pub static_shared_bytes: u64,
 }
 
@@ -279,7 +279,8 @@ pub(super) fn read_parameter<'a>(cursor: &mut Cursor<'a>, parameters: &mut Vec<P
         Some(Parameter { name, offset, bytes, align: declarator.align })
     });
     match placed {
-        Some(parameter) => parameters.push(parameter),
+        Some(parameter) if cursor.counts() => parameters.push(parameter),
+        Some(_) => {}
         None => cursor.flaw(word.line, FlawKind::SizeOverflow { name: name.to_owned() }),
     }
     Some(())

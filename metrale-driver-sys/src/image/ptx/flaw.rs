@@ -8,6 +8,14 @@ use super::lexer::{Token, TokenKind};
 /// As many flaws as a reading keeps; the rest of a hopeless text is not listed.
 pub const MAX_FLAWS: usize = 64;
 
+/// As many functions, variables, parameters and words of `.target` as a reading keeps. Each costs some hundred bytes, and
+/// a text can declare one in three.
+pub const MAX_DECLARATIONS: usize = 1 << 19;
+
+/// As many steps from a function to another function or to a variable in shared memory as a reading makes, for all kernels
+/// together: in a chain of functions each kernel's way can be as long as the chain.
+pub const MAX_CALL_STEPS: usize = 1 << 24;
+
 /// One thing wrong with a PTX text. Displays as `line 3: ...`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flaw {
@@ -88,6 +96,13 @@ pub enum FlawKind {
         /// The variable or parameter.
         name: String,
     },
+    /// More of something than this reader takes: what it says of the rest is missing or 0. A driver may take it.
+    Limit {
+        /// What there is too much of.
+        what: &'static str,
+        /// How many are read.
+        most: usize,
+    },
     /// A block comment that never ends.
     OpenComment,
     /// A quoted text that does not end on its line.
@@ -146,6 +161,7 @@ impl fmt::Display for FlawKind {
             Self::IncompleteType { name } => write!(f, "{name} has no size"),
             Self::UnreadSize { name } => write!(f, "the size of {name} is no plain number"),
             Self::SizeOverflow { name } => write!(f, "the size of {name} exceeds 64 bits"),
+            Self::Limit { what, most } => write!(f, "more than {most} {what}, which are not read"),
             Self::OpenComment => write!(f, "a comment begins and never ends"),
             Self::OpenQuote => write!(f, "a quoted text does not end on its line"),
             Self::OpenBrace => write!(f, "the text ends inside what begins here"),

@@ -131,6 +131,9 @@ fn read_targets<'a>(cursor: &mut Cursor<'a>, header: &mut Header<'a>) {
             }
             return;
         };
+        if !cursor.counts() {
+            return;
+        }
         let name = word.as_str();
         if name.starts_with("sm_") || name.starts_with("compute_") {
             header.targets.push(TargetName { name, sm: name.parse().ok() });

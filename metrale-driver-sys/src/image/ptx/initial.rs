@@ -6,20 +6,18 @@ use std::borrow::Cow;
 use super::cursor::Cursor;
 use super::declaration::{Declarator, Number};
 use super::lexer::{Token, TokenKind};
+use super::sparse::SparseBytes;
 
 /// What a variable holds when its module has been loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Initial<'a> {
     /// Zeros: the declaration gives no value.
     Zero,
-    /// These bytes, and zeros from their end to the variable's.
-    Bytes(Vec<u8>),
+    /// These bytes, and zeros everywhere else.
+    Bytes(SparseBytes),
     /// At least one value is no plain number: the first name it uses, or what else it begins with.
     Symbolic(Cow<'a, str>),
 }
-
-/// The largest initial value that is kept as bytes. Only nested lists with gaps can be larger than their own text.
-const LARGEST_BYTES: u64 = 64 << 20;
 
 /// An integer literal: decimal, `0x`, `0b`, octal with a leading 0, `U` at its end.
 pub(super) fn integer(text: &str) -> Option<u64> {
@@ -83,17 +81,12 @@ pub(super) fn read<'a>(
     declarator: &Declarator,
     dimensions: &mut [Option<u64>],
 ) -> Initial<'a> {
-    let mut list = List { declarator, bytes: Vec::new(), symbol: None, at: 0, furthest: 0 };
+    let mut list = List { declarator, bytes: SparseBytes::default(), symbol: None, at: 0, furthest: 0 };
     // Element counts of one element at each depth: the product of the lengths behind it.
-    let width = declarator.scalar.width;
-    let strides: Vec<u64> = (0..dimensions.len())
-        .map(|depth| {
-            dimensions[depth + 1..]
-                .iter()
-                .try_fold(width, |product, length| product.checked_mul(length.unwrap_or(0)))
-                .unwrap_or(u64::MAX)
-        })
-        .collect();
+    let mut strides = vec![declarator.scalar.width; dimensions.len()];
+    for depth in (1..dimensions.len()).rev() {
+        strides[depth - 1] = strides[depth].saturating_mul(dimensions[depth].unwrap_or(0));
+    }
     if let Some(open) = cursor.next_if(|token| token.is_punct(b'{')) {
         list.read_braces(cursor, open.line, &strides);
     } else {
@@ -114,7 +107,7 @@ pub(super) fn read<'a>(
 /// A list of values on its way to bytes. Positions count elements.
 struct List<'a, 'd> {
     declarator: &'d Declarator,
-    bytes: Vec<u8>,
+    bytes: SparseBytes,
     symbol: Option<Cow<'a, str>>,
     at: u64,
     furthest: u64,
@@ -189,15 +182,11 @@ impl<'a> List<'a, '_> {
     }
 
     fn put(&mut self, value: &[u8]) {
-        let end = self.at.saturating_add(1).saturating_mul(value.len() as u64);
-        let Some(end) = usize::try_from(end).ok().filter(|&end| end as u64 <= LARGEST_BYTES) else {
-            self.symbol.get_or_insert(Cow::Borrowed("a list with gaps beyond 64 MiB"));
-            return;
-        };
-        if self.bytes.len() < end {
-            self.bytes.resize(end, 0);
+        let bytes = value.len() as u64;
+        match self.at.checked_mul(bytes).filter(|at| at.checked_add(bytes).is_some()) {
+            Some(at) => self.bytes.put(at, value),
+            None => drop(self.symbol.get_or_insert(Cow::Borrowed("a place beyond 64 bits"))),
         }
-        self.bytes[end - value.len()..end].copy_from_slice(value);
     }
 }
 

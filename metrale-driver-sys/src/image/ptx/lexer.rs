@@ -87,6 +87,11 @@ impl<'a> Lexer<'a> {
         self.line
     }
 
+    /// Leaves out what is left of the text.
+    pub(super) fn end(&mut self) {
+        self.code = &[];
+    }
+
     fn byte(&self, ahead: usize) -> Option<u8> {
         self.code.get(self.at.saturating_add(ahead)).copied()
     }

@@ -11,13 +11,16 @@ mod header;
 mod initial;
 mod lexer;
 mod module;
+mod shared;
+mod sparse;
 mod text;
 
 pub use declaration::{Function, FunctionKind, Linkage, Parameter, StateSpace, Variable};
-pub use flaw::{Flaw, FlawKind, MAX_FLAWS};
+pub use flaw::{Flaw, FlawKind, MAX_CALL_STEPS, MAX_DECLARATIONS, MAX_FLAWS};
 pub use header::{Header, TargetName};
 pub use initial::Initial;
 pub use lexer::{Lexer, Token, TokenKind};
 pub use module::Ptx;
+pub use sparse::SparseBytes;
 pub use text::Text;
 pub(super) use text::{BYTE_ORDER_MARK, is_text_byte};

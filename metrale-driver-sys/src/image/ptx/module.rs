@@ -7,10 +7,11 @@ use super::cursor::Cursor;
 use super::declaration::{
     Function, FunctionKind, Linkage, StateSpace, Variable, read_parameter, read_variables,
 };
-use super::flaw::{Flaw, FlawKind, shown};
+use super::flaw::{Flaw, FlawKind, MAX_CALL_STEPS, shown};
 use super::header::{self, Header};
 use super::initial::{self, Initial};
 use super::lexer::{Lexer, Token, TokenKind};
+use super::shared::{SharedMemory, TooManySteps};
 use super::text::Text;
 
 /// What a PTX text says.
@@ -27,7 +28,7 @@ pub struct Ptx<'a> {
     /// Functions that are declared but not defined here, and not the driver's own, where a body uses them or they are
     /// not even `.extern`: no driver can complete this text alone.
     pub undefined_functions: Vec<&'a str>,
-    /// What is wrong, by line; at most [`MAX_FLAWS`](super::MAX_FLAWS) of them and two from comments.
+    /// What is wrong, by line; at most [`MAX_FLAWS`](super::MAX_FLAWS) of them, two from comments and two limits.
     pub flaws: Vec<Flaw>,
     /// What stands behind the text's NUL and is therefore not part of it, without the NULs at its end.
     pub after_nul: &'a [u8],
@@ -77,24 +78,39 @@ impl<'a> Ptx<'a> {
     /// The names of kernels behind the text's NUL, which the driver will not find.
     #[must_use]
     pub fn entries_after_nul(&self) -> Vec<&'a str> {
-        let tokens: Vec<Token<'a>> = Lexer::new(self.after_nul).collect();
-        let pairs = tokens.windows(2).filter(|pair| pair[0].is_directive(".entry"));
-        pairs.filter(|pair| pair[1].kind == TokenKind::Word).map(|pair| pair[1].as_str()).collect()
+        let mut is_behind_entry = false;
+        let names = Lexer::new(self.after_nul).filter(|token| {
+            let is_name = is_behind_entry && token.kind == TokenKind::Word;
+            is_behind_entry = token.is_directive(".entry");
+            is_name
+        });
+        names.map(|name| name.as_str()).collect()
     }
 }
 
-/// What a name stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Symbol {
-    Function(usize),
-    Variable(usize),
+/// What a name stands for, by its place among its kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Symbol {
+    Function(u32),
+    Variable(u32),
 }
 
 /// What a body declares and mentions, beside its [`Function`].
 #[derive(Clone, Debug, Default)]
-struct Body {
-    shared: Vec<(u64, u64)>,
-    mentions: Vec<Symbol>,
+pub(super) struct Body {
+    /// Size and alignment of each of its own variables in shared memory.
+    pub(super) shared: Vec<(u64, u64)>,
+    /// Each symbol once.
+    pub(super) mentions: Vec<Symbol>,
+    /// Whether it names another function.
+    pub(super) calls: bool,
+}
+
+/// A name's entry.
+struct Named {
+    symbol: Symbol,
+    /// The number of the body that mentioned it last.
+    mentioned_by: u32,
 }
 
 struct Reader<'a> {
@@ -102,7 +118,9 @@ struct Reader<'a> {
     ptx: Ptx<'a>,
     /// One a function, at the same index.
     bodies: Vec<Body>,
-    symbols: HashMap<&'a str, Symbol>,
+    symbols: HashMap<&'a str, Named>,
+    /// How many bodies were begun.
+    bodies_begun: u32,
     /// Functions whose address a variable holds at first.
     initial_mentions: Vec<Symbol>,
 }
@@ -114,6 +132,7 @@ impl<'a> Reader<'a> {
             ptx: Ptx::default(),
             bodies: Vec::new(),
             symbols: HashMap::new(),
+            bodies_begun: 0,
             initial_mentions: Vec::new(),
         }
     }
@@ -173,11 +192,11 @@ impl<'a> Reader<'a> {
         self.cursor.next_if_punct(b',');
         let defined = self.cursor.next_if(|token| token.kind == TokenKind::Word);
         if let (Some(new), Some(defined)) = (new, defined)
-            && let Some(&Symbol::Function(index)) = self.symbols.get(new.as_str())
+            && let Some(&Named { symbol: Symbol::Function(index), .. }) = self.symbols.get(new.as_str())
         {
-            self.ptx.functions[index].is_defined = true;
-            let mention = self.symbols.get(defined.as_str()).copied();
-            self.bodies[index].mentions.extend(mention);
+            self.ptx.functions[index as usize].is_defined = true;
+            let mention = self.symbols.get(defined.as_str()).map(|named| named.symbol);
+            self.bodies[index as usize].mentions.extend(mention);
         }
         self.cursor.skip_statement();
     }
@@ -187,21 +206,23 @@ impl<'a> Reader<'a> {
             (&mut self.ptx.variables, &mut self.symbols, &mut self.initial_mentions);
         read_variables(&mut self.cursor, space, linkage, |cursor, variable| {
             if let Initial::Symbolic(symbol) = &variable.initial {
-                mentions.extend(symbols.get(symbol.as_ref()).copied());
+                mentions.extend(symbols.get(symbol.as_ref()).map(|named| named.symbol));
             }
-            let earlier = symbols.get(variable.name).copied();
+            let earlier = symbols.get(variable.name).map(|named| named.symbol);
             match earlier {
-                None => {
-                    symbols.insert(variable.name, Symbol::Variable(variables.len()));
+                None if cursor.counts() => {
+                    let symbol = Symbol::Variable(variables.len() as u32);
+                    symbols.insert(variable.name, Named { symbol, mentioned_by: 0 });
                     variables.push(variable);
                 }
-                Some(Symbol::Variable(index)) if variables[index].linkage == Linkage::Extern => {
-                    variables[index] = variable;
+                None => {}
+                Some(Symbol::Variable(index)) if variables[index as usize].linkage == Linkage::Extern => {
+                    variables[index as usize] = variable;
                 }
                 Some(Symbol::Variable(_)) if variable.linkage == Linkage::Extern => {}
                 Some(symbol) => {
                     let first_line = match symbol {
-                        Symbol::Variable(index) => variables[index].line,
+                        Symbol::Variable(index) => variables[index as usize].line,
                         Symbol::Function(_) => 0,
                     };
                     let kind = FlawKind::Duplicate { name: variable.name.to_owned(), first_line };
@@ -320,6 +341,7 @@ impl<'a> Reader<'a> {
         let declares_parameters = function.kind == FunctionKind::Entry
             && function.parameters.is_empty()
             && self.ptx.header.version.is_some_and(|version| version.major < 2);
+        self.bodies_begun += 1;
         let mut depth = 1_usize;
         let mut at_statement = true;
         while let Some(token) = self.cursor.next() {
@@ -337,9 +359,16 @@ impl<'a> Reader<'a> {
                     continue;
                 }
                 (TokenKind::Directive, b".shared") if at_statement => {
-                    read_variables(&mut self.cursor, StateSpace::Shared, Linkage::Internal, |_, variable| {
-                        body.shared.push((variable.bytes, variable.align));
-                    });
+                    read_variables(
+                        &mut self.cursor,
+                        StateSpace::Shared,
+                        Linkage::Internal,
+                        |cursor, variable| {
+                            if cursor.counts() {
+                                body.shared.push((variable.bytes, variable.align));
+                            }
+                        },
+                    );
                     continue;
                 }
                 (TokenKind::Directive, b".param") if at_statement && depth == 1 && declares_parameters => {
@@ -347,7 +376,11 @@ impl<'a> Reader<'a> {
                     let _ = read_parameter(&mut self.cursor, &mut function.parameters);
                 }
                 (TokenKind::Word, text) if text[0] != b'%' => {
-                    body.mentions.extend(self.symbols.get(token.as_str()).copied());
+                    if let Some(named) = self.symbols.get_mut(token.as_str())
+                        && std::mem::replace(&mut named.mentioned_by, self.bodies_begun) != self.bodies_begun
+                    {
+                        body.mentions.push(named.symbol);
+                    }
                 }
                 _ => {}
             }
@@ -358,13 +391,16 @@ impl<'a> Reader<'a> {
 
     /// Files a function under its name, or completes the declaration that is there.
     fn declare(&mut self, function: Function<'a>, body: Body) {
-        match self.symbols.get(function.name).copied() {
-            None => {
-                self.symbols.insert(function.name, Symbol::Function(self.ptx.functions.len()));
+        match self.symbols.get(function.name).map(|named| named.symbol) {
+            None if self.cursor.counts() => {
+                let symbol = Symbol::Function(self.ptx.functions.len() as u32);
+                self.symbols.insert(function.name, Named { symbol, mentioned_by: 0 });
                 self.ptx.functions.push(function);
                 self.bodies.push(body);
             }
+            None => {}
             Some(Symbol::Function(index)) => {
+                let index = index as usize;
                 let earlier = &mut self.ptx.functions[index];
                 if earlier.is_defined && function.is_defined {
                     let first_line = earlier.line;
@@ -376,7 +412,7 @@ impl<'a> Reader<'a> {
                 }
             }
             Some(Symbol::Variable(index)) => {
-                let first_line = self.ptx.variables[index].line;
+                let first_line = self.ptx.variables[index as usize].line;
                 let kind = FlawKind::Duplicate { name: function.name.to_owned(), first_line };
                 self.cursor.flaw(function.line, kind);
             }
@@ -385,67 +421,30 @@ impl<'a> Reader<'a> {
 
     fn finish(mut self) -> Ptx<'a> {
         for body in &mut self.bodies {
-            body.mentions.sort_unstable_by_key(|symbol| match *symbol {
-                Symbol::Function(index) => (0, index),
-                Symbol::Variable(index) => (1, index),
-            });
+            body.mentions.sort_unstable();
             body.mentions.dedup();
         }
-        let is_shared = |variable: &Variable<'_>| variable.space == StateSpace::Shared;
-        let has_shared = self.ptx.variables.iter().any(is_shared)
-            || self.bodies.iter().any(|body| !body.shared.is_empty());
-        for index in 0..self.ptx.functions.len() {
-            if has_shared && self.ptx.functions[index].is_defined {
-                self.ptx.functions[index].static_shared_bytes = self.shared_bytes(index);
-            }
-        }
         self.ptx.undefined_functions = self.undefined_functions();
+        self.symbols = HashMap::new();
+        self.find_shared_bytes();
         self.ptx.flaws = self.cursor.into_flaws();
         self.ptx
     }
 
-    /// Shared memory of a function and of everything it reaches, one behind the other.
-    ///
-    /// The dynamic part has no size here, but the static part is rounded up to where it may begin. As assemblers do,
-    /// a kernel that calls anything is assumed to use every dynamic array of the text.
-    fn shared_bytes(&self, function: usize) -> u64 {
-        let mut seen_functions = vec![false; self.bodies.len()];
-        let mut seen_variables = vec![false; self.ptx.variables.len()];
-        let mut waiting = vec![function];
-        seen_functions[function] = true;
-        let (mut total, mut dynamic_align) = (0_u64, 1_u64);
-        let is_dynamic = |variable: &Variable<'_>| {
-            variable.space == StateSpace::Shared && variable.linkage == Linkage::Extern
-        };
-        let place = |total: u64, bytes: u64, align: u64| {
-            total.checked_next_multiple_of(align).unwrap_or(u64::MAX).saturating_add(bytes)
-        };
-        while let Some(index) = waiting.pop() {
-            for &(bytes, align) in &self.bodies[index].shared {
-                total = place(total, bytes, align);
+    fn find_shared_bytes(&mut self) {
+        let mut shared = SharedMemory::new(&self.ptx.variables, &mut self.bodies, MAX_CALL_STEPS);
+        for (index, function) in self.ptx.functions.iter_mut().enumerate() {
+            if function.kind != FunctionKind::Entry || !function.is_defined {
+                continue;
             }
-            for &mention in &self.bodies[index].mentions {
-                match mention {
-                    Symbol::Function(callee) if !std::mem::replace(&mut seen_functions[callee], true) => {
-                        if waiting.is_empty() {
-                            let all = self.ptx.variables.iter().filter(|variable| is_dynamic(variable));
-                            dynamic_align = all.map(|variable| variable.align).fold(dynamic_align, u64::max);
-                        }
-                        waiting.push(callee);
-                    }
-                    Symbol::Variable(index) if !std::mem::replace(&mut seen_variables[index], true) => {
-                        let variable = &self.ptx.variables[index];
-                        if is_dynamic(variable) {
-                            dynamic_align = dynamic_align.max(variable.align);
-                        } else if variable.space == StateSpace::Shared {
-                            total = place(total, variable.bytes, variable.align);
-                        }
-                    }
-                    _ => {}
+            match shared.of(index) {
+                Ok(bytes) => function.static_shared_bytes = bytes,
+                Err(TooManySteps) => {
+                    self.cursor.limit(function.line, "steps from kernels to shared memory", MAX_CALL_STEPS);
+                    return;
                 }
             }
         }
-        place(total, 0, dynamic_align)
     }
 
     fn undefined_functions(&self) -> Vec<&'a str> {
@@ -453,7 +452,7 @@ impl<'a> Reader<'a> {
         let mentions = self.bodies.iter().flat_map(|body| &body.mentions).chain(&self.initial_mentions);
         for mention in mentions {
             if let Symbol::Function(index) = *mention {
-                is_mentioned[index] = true;
+                is_mentioned[index as usize] = true;
             }
         }
         let undefined = self.ptx.functions.iter().zip(is_mentioned).filter(|(function, is_mentioned)| {
