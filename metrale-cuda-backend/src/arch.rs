@@ -48,6 +48,11 @@ pub enum CodeTarget {
         /// What it was compiled for.
         sm: SmTarget,
     },
+    /// LTO-IR, of which a linker makes machine code.
+    LtoIr {
+        /// What it was compiled for.
+        sm: SmTarget,
+    },
 }
 
 impl CodeTarget {
@@ -55,7 +60,7 @@ impl CodeTarget {
     #[must_use]
     pub const fn sm(self) -> SmTarget {
         match self {
-            Self::Ptx { sm, .. } | Self::Cubin { sm } => sm,
+            Self::Ptx { sm, .. } | Self::Cubin { sm } | Self::LtoIr { sm } => sm,
         }
     }
 
@@ -89,6 +94,7 @@ impl CodeTarget {
                 found
             }
             Self::Cubin { sm } => cubin_shortfall(sm, device.compute_capability).into_iter().collect(),
+            Self::LtoIr { .. } => vec![Shortfall::NotLinked],
         }
     }
 }
@@ -99,6 +105,7 @@ impl fmt::Display for CodeTarget {
             Self::Ptx { sm, isa: Some(isa) } => write!(f, "PTX {isa} for {sm}"),
             Self::Ptx { sm, isa: None } => write!(f, "PTX for {sm}"),
             Self::Cubin { sm } => write!(f, "a cubin for {sm}"),
+            Self::LtoIr { sm } => write!(f, "LTO-IR for {sm}"),
         }
     }
 }
@@ -135,6 +142,8 @@ pub enum Shortfall {
     NewerMinor,
     /// The machine code is for an integrated chip and the device is a discrete one, or the other way round.
     IntegratedAndDiscrete,
+    /// It is intermediate code, which no driver links, whatever the device.
+    NotLinked,
 }
 
 impl fmt::Display for Shortfall {
@@ -156,6 +165,9 @@ impl fmt::Display for Shortfall {
                     "states PTX {isa}, but its target exists only from PTX {lowest} on: correct `.version`"
                 )
             }
+            Self::NotLinked => f.write_str(
+                "is not linked, and a driver does not link it: make machine code of it with nvJitLink or nvcc -dlto",
+            ),
             Self::OtherMajor => f.write_str("runs on devices of its own major version only"),
             Self::NewerMinor => f.write_str("needs a device of its own minor version or a newer one"),
             Self::IntegratedAndDiscrete => {

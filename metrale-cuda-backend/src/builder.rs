@@ -5,7 +5,9 @@ use core::fmt;
 use std::sync::Arc;
 
 use metrale_driver_sys::{CUDA_ERROR_INVALID_VALUE, DriverApi, attribute, is_sticky};
-use metrale_registry::{CudaHost, HostError, LookUp, LookUpObserver, MetraleRegistry, TeardownSink};
+use metrale_registry::{
+    CudaHost, HostError, LookUp, LookUpObserver, MetraleRegistry, ModuleInfo, TeardownSink,
+};
 use metrale_telemetry::{KernelAudit, Lookup, ModuleLoad, Need, kernel_audit, run_metrics};
 use parking_lot::Mutex;
 
@@ -128,6 +130,9 @@ impl BackendBuilder {
         costs.note(Cost::Modules, used()? as i64 - baseline as i64);
         for warning in warnings {
             tracing::warn!("{warning}");
+        }
+        for module in registry.modules() {
+            warn_of(&module);
         }
         let audit = Arc::new(KernelAudit::new());
         note_modules(&registry, &audit);
@@ -253,6 +258,15 @@ fn look_up_observer(own: Arc<KernelAudit>) -> LookUpObserver {
             tracing::warn!("{warning}");
         }
     })
+}
+
+/// Says what was noticed about a module that was loaded all the same.
+fn warn_of(module: &ModuleInfo) {
+    let noticed: Vec<String> =
+        module.notes.iter().map(ToString::to_string).chain(module.flaws.iter().cloned()).collect();
+    if !noticed.is_empty() {
+        tracing::warn!("module {:?}: {}", module.name, noticed.join("; "));
+    }
 }
 
 /// Tells the process's audit and `own` which modules there are and what their images name.

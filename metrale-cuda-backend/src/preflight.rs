@@ -58,6 +58,7 @@ impl ModuleTarget {
                                 Some(CodeTarget::Ptx { sm: entry.sm, isa: Some(entry.version) })
                             }
                             EntryKind::Elf => Some(CodeTarget::Cubin { sm: entry.sm }),
+                            EntryKind::LtoIr => Some(CodeTarget::LtoIr { sm: entry.sm }),
                             EntryKind::Other(_) => None,
                         })
                         .collect()

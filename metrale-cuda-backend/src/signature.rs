@@ -95,12 +95,10 @@ impl Signatures {
 /// The signatures in an image. Variants of one kernel in a fatbin take the same parameters, so the first will do.
 fn read(image: &[u8]) -> HashMap<Box<str>, Signature> {
     let mut kernels = HashMap::new();
-    for code in Code::all_in(image) {
-        match code {
-            Code::Ptx(text) => read_ptx(text, &mut kernels),
-            Code::Cubin(cubin) => read_cubin(cubin, &mut kernels),
-        }
-    }
+    Code::each_in(image, |code| match code {
+        Code::Ptx(text) => read_ptx(text, &mut kernels),
+        Code::Cubin(cubin) => read_cubin(cubin, &mut kernels),
+    });
     kernels
 }
 
@@ -145,6 +143,16 @@ mod tests {
         assert_eq!(Signatures::new(&[("m", PTX)]).of("other", "copy"), None);
         let marked: &'static [u8] = Box::leak([b"\xEF\xBB\xBF", PTX].concat().into_boxed_slice());
         assert_eq!(Signatures::new(&[("m", marked)]).of("m", "copy"), signature("copy"));
+    }
+
+    #[test]
+    fn a_packed_fatbin_is_unpacked_for_them() {
+        static PACKED: &[u8] = include_bytes!("../tests/data/all_packed.fatbin");
+        let kernels = read(PACKED);
+        let [(name, signature)] = &kernels.iter().collect::<Vec<_>>()[..] else { panic!("{kernels:?}") };
+        assert!(!signature.0.is_empty(), "{signature:?}");
+        let text = signature.check(name, [].into_iter()).unwrap_err().what;
+        assert!(text.ends_with("was given no arguments"), "{text}");
     }
 
     #[test]

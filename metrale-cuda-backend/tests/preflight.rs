@@ -111,3 +111,38 @@ fn an_image_that_names_no_target_warns_and_is_left_to_the_driver() {
         "{warnings:?}"
     );
 }
+
+#[test]
+fn intermediate_code_is_refused_with_what_to_do_instead() {
+    static LTO_ONLY: &[u8] = include_bytes!("data/lto_only.fatbin");
+    let builder = MetraleCudaBackend::builder().driver(sim()).modules(&[("lto", LTO_ONLY)]);
+    let error = builder.preflight().unwrap_err();
+    let [mismatch] = &error.downcast_ref::<PreflightError>().unwrap().mismatches[..] else {
+        panic!("{error}")
+    };
+    assert_eq!(mismatch.refused[0].target, CodeTarget::LtoIr { sm: "sm_90".parse().unwrap() });
+    assert_eq!(mismatch.refused[0].shortfalls, [Shortfall::NotLinked]);
+    let text = error.to_string();
+    for part in
+        ["LTO-IR for sm_90: it is not linked", "a driver does not link it", "nvJitLink", "Build it for sm_90"]
+    {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+}
+
+#[test]
+fn what_was_noticed_about_a_module_is_said_once() {
+    static GLOBALS: &[u8] =
+        b".version 6.0\n.target sm_70\n.address_size 64\n.unheard of;\n.visible .global .u32 g;\n";
+    let build =
+        || MetraleCudaBackend::builder().driver(sim()).modules(&[("data", GLOBALS), ("m", SILENT)]).build();
+    let (backend, lines) = logged(|| build().unwrap());
+    drop(backend);
+    let said: Vec<_> = lines.iter().filter(|line| line.contains("module \"data\"")).collect();
+    assert_eq!(said.len(), 1, "{lines:?}");
+    assert!(
+        said[0].contains("WARN") && said[0].contains("it has no kernels; line 4: .unheard is unknown"),
+        "{said:?}"
+    );
+    assert!(!lines.iter().any(|line| line.contains("module \"m\"")), "{lines:?}");
+}

@@ -53,6 +53,18 @@ fn rows(table: &'static str) -> impl Iterator<Item = Vec<&'static str>> {
     table.lines().filter(|line| !line.starts_with('#')).map(|line| line.split('\t').collect())
 }
 
+/// What is handed over, as kind and bytes.
+fn all_code(image: &[u8]) -> Vec<(bool, Vec<u8>)> {
+    let mut all = Vec::new();
+    Code::each_in(image, |code| {
+        all.push(match code {
+            Code::Ptx(text) => (true, text.to_vec()),
+            Code::Cubin(cubin) => (false, cubin.to_vec()),
+        });
+    });
+    all
+}
+
 fn hex(text: &str) -> u32 {
     u32::from_str_radix(text.trim_start_matches("0x"), 16).unwrap()
 }
@@ -182,7 +194,7 @@ fn behind_a_byte_order_mark_the_bytes_decide_and_not_a_directive_among_them() {
             let image = [MARK.repeat(marks), binary.clone()].concat();
             assert_eq!(ImageKind::of(&image), ImageKind::MarkedBinary, "{marks} marks, then {binary:?}");
             assert!(!ImageKind::of(&image).is_loadable());
-            assert_eq!(Code::all_in(&image), [], "{marks} marks, then {binary:?}");
+            assert_eq!(all_code(&image), [], "{marks} marks, then {binary:?}");
         }
     }
     // Text stays what it is, and what has a name of its own keeps it.
@@ -277,23 +289,25 @@ fn a_fatbin_opens_into_its_images() {
 }
 
 #[test]
-fn the_code_of_an_image_is_what_lies_there_unpacked() {
+fn the_code_of_an_image_is_all_that_can_be_read() {
     let fatbin = Fatbin::read(PLAIN).unwrap();
     let [ptx, elf] = fatbin.entries[..] else { panic!("{:?}", fatbin.entries) };
-    assert_eq!(Code::all_in(PLAIN), [Code::Ptx(ptx.payload), Code::Cubin(elf.payload)]);
-    assert_eq!(Code::all_in(elf.payload), [Code::Cubin(elf.payload)]);
+    assert_eq!(all_code(PLAIN), [(true, ptx.payload.to_vec()), (false, elf.payload.to_vec())]);
+    assert_eq!(all_code(elf.payload), [(false, elf.payload.to_vec())]);
     for packed in [PACKED, LZ4] {
         let fatbin = Fatbin::read(packed).unwrap();
-        assert_eq!(
-            fatbin.entries.iter().filter(|entry| entry.code().is_some()).count(),
-            Code::all_in(packed).len()
-        );
-        assert!(
-            fatbin.entries.iter().all(|entry| (entry.packing == Packing::Plain) == entry.code().is_some())
-        );
+        let is_read = |packing| packing == Packing::Plain || cfg!(feature = "unpack");
+        let read = fatbin.entries.iter().filter(|entry| is_read(entry.packing)).count();
+        assert_eq!(all_code(packed).len(), read);
+        #[cfg(feature = "unpack")]
+        assert_eq!(all_code(packed)[0], (true, [PTX, b"\0"].concat()));
     }
-    assert_eq!(Code::all_in(&[b"\xef\xbb\xbf", PTX].concat()), [Code::Ptx(PTX)], "a driver accepts no mark");
-    assert_eq!(Code::all_in(&PLAIN[..PLAIN.len() - 1]), [], "a fatbin that is not whole");
+    assert_eq!(
+        all_code(&[b"\xef\xbb\xbf", PTX].concat()),
+        [(true, PTX.to_vec())],
+        "a driver accepts no mark"
+    );
+    assert_eq!(all_code(&PLAIN[..PLAIN.len() - 1]), [], "a fatbin that is not whole");
 }
 
 #[test]
@@ -400,4 +414,38 @@ fn cubins_run_where_the_table_says() {
         let expected = row[2].starts_with("yes") || row[2].starts_with("same chip");
         assert_eq!(cubin_runs_on(target, device), expected, "{target} on {device}");
     }
+}
+
+/// Compiled with `-rdc` from `rdc/rdc.ptx`, which says what each kernel calls.
+#[test]
+fn kernels_that_need_what_nothing_defines_say_what_it_is() {
+    let cubin = Cubin::read(include_bytes!("data/rdc/rdc.cubin")).unwrap();
+    let undefined: Vec<_> = cubin.kernels.iter().map(|kernel| (kernel.name, kernel.undefined)).collect();
+    assert_eq!(
+        undefined,
+        [
+            ("own", None),
+            ("variable", None),
+            ("calls_leaf", None),
+            ("through", Some("missing")),
+            ("direct", Some("missing")),
+            ("good", None),
+        ]
+    );
+    let cubin = Cubin::read(include_bytes!("data/rdc/k_rdc_extern.cubin")).unwrap();
+    assert_eq!((cubin.kernels[0].name, cubin.kernels[0].undefined), ("scale", Some("_Z6helperf")));
+    // Linked files have nothing undefined.
+    for name in ["symbols_12.cubin", "symbols_13.cubin", "c_135_sm_90a.cubin", "c_129_sm_50.cubin"] {
+        let cubin = Cubin::read(file(name)).unwrap();
+        assert!(cubin.kernels.iter().all(|kernel| kernel.undefined.is_none()), "{name}");
+    }
+}
+
+#[test]
+fn intermediate_code_for_the_linker_is_told_apart() {
+    let image = include_bytes!("data/fatbin/lto_only.fatbin");
+    let fatbin = Fatbin::read(image).unwrap();
+    let entries: Vec<_> = fatbin.entries.iter().map(|entry| (entry.kind, entry.sm.to_string())).collect();
+    assert_eq!(entries, [(EntryKind::LtoIr, "sm_90".to_owned())]);
+    assert_eq!(all_code(image), []);
 }

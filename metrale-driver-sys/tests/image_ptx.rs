@@ -378,3 +378,41 @@ fn sizes_beyond_all_measure_are_flaws() {
         ]
     );
 }
+
+/// What ptxas 13.5 takes and refuses.
+#[test]
+fn a_functions_declaration_needs_no_semicolon_before_a_directive() {
+    let old = ".version 2.0\n.target sm_20\n.func (.reg .b32 r) f (.reg .b32 x)\n.extern .func g (.reg .b32 x)\n\
+        .func (.reg .b32 r) f (.reg .b32 x) { mov.b32 r, x; ret; }\n.entry k() { call f; ret; }\n";
+    let ptx = Ptx::read(old.as_bytes());
+    assert_eq!(ptx.flaws, []);
+    let functions: Vec<_> =
+        ptx.functions.iter().map(|function| (function.name, function.is_defined)).collect();
+    assert_eq!(functions, [("f", true), ("g", false), ("k", true)]);
+    let head = ".version 8.0\n.target sm_90\n.address_size 64\n";
+    for (text, is_taken) in [
+        (".extern .func foo(.param .b32 x)\n.entry j() { ret; }\n", true),
+        (".extern .func foo\n.entry j() { ret; }\n", true),
+        (".extern .func foo() .noreturn\n.entry j() { ret; }\n", true),
+        (".extern .func foo()\n.global .u32 g;\n.entry j() { ret; }\n", true),
+        (".extern .func foo()\n.section .debug_str { }\n.entry j() { ret; }\n", true),
+        (".entry j() { ret; }\n.extern .func foo()\n", true),
+        (".extern .func foo() foo2\n.entry j() { ret; }\n", false),
+        (".entry k()\n.entry k() { ret; }\n", false),
+        (".entry k() .maxntid 32\n.entry k() .maxntid 32 { ret; }\n", false),
+        (".extern .func foo();;\n.entry j() { ret; }\n", false),
+    ] {
+        let flaws = Ptx::read(format!("{head}{text}").as_bytes()).flaws;
+        assert_eq!(flaws.is_empty(), is_taken, "{text}: {flaws:?}");
+    }
+}
+
+#[test]
+fn another_text_behind_a_whole_one_has_its_line() {
+    let one = ".version 8.0\n.target sm_90\n.visible .entry k() { ret; }\n";
+    assert_eq!(Ptx::read(format!("{one}{one}").as_bytes()).second_version_line, Some(4));
+    assert_eq!(Ptx::read(format!("{one}{one}{one}").as_bytes()).second_version_line, Some(4));
+    assert_eq!(Ptx::read(one.as_bytes()).second_version_line, None);
+    // Nothing was said before it: a mistake in one header, not two texts.
+    assert_eq!(read("p37_duplicate_version").second_version_line, None);
+}

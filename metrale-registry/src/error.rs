@@ -65,6 +65,17 @@ pub enum RegistryError {
         /// How many functions are known from the image.
         known: usize,
     },
+    /// The image has the kernel, and the driver does not find it.
+    #[error("kernel {function:?} is in the image of module {module:?}, but {}", NotLinked(undefined.as_deref()))]
+    KernelNotLinked {
+        /// The module.
+        module: &'static str,
+        /// The name that was asked for.
+        function: String,
+        /// A function that it needs and that the image does not define. `None` where the image has all it needs: then the
+        /// code that names the kernel is not the code that the driver took.
+        undefined: Option<String>,
+    },
     /// The module has no global of exactly that name.
     #[error("module {module:?} has no global {symbol:?}{}", Nearest(nearest, "known", known))]
     SymbolNotFound {
@@ -206,6 +217,25 @@ pub enum ReleaseError {
     /// It was released, and the driver did not take everything back.
     #[error(transparent)]
     Teardown(#[from] TeardownError),
+}
+
+/// Why a kernel that is in an image cannot be found, and what to do.
+struct NotLinked<'a>(Option<&'a str>);
+
+impl fmt::Display for NotLinked<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(undefined) => write!(
+                f,
+                "not linked: it needs {undefined:?}, which the image does not define. Link the image with what defines it \
+                 (nvcc -dlink, nvlink, nvJitLink), or compile all of it together, without -rdc"
+            ),
+            None => f.write_str(
+                "the driver does not find it: it is not in the code that the driver took for this device. Compile it for \
+                 this device too",
+            ),
+        }
+    }
 }
 
 /// The end of a not-found text: the nearest names, or how many others there are.

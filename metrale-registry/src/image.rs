@@ -3,12 +3,12 @@
 
 use core::fmt;
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use metrale_driver_sys::image::cubin::{Cubin, CubinError};
 use metrale_driver_sys::image::fatbin::{EntryKind, Fatbin, FatbinEntry, FatbinError};
 use metrale_driver_sys::image::ptx::{MAX_FLAWS, Ptx, Text};
-use metrale_driver_sys::image::{Code, ImageKind, arch::IsaVersion, arch::SmTarget};
+use metrale_driver_sys::image::{Code, ImageKind, Unpacker, arch::IsaVersion, arch::SmTarget};
 
 /// Why bytes are no image that a driver should see.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -22,6 +22,22 @@ pub enum ImageError {
     LeadingBytes {
         /// How many.
         bytes: usize,
+    },
+    /// Another image stands behind the PTX, which no driver takes: it stops at a NUL, or at what is no text.
+    #[error(
+        "two images in one: {appended} stands at byte {at}, behind PTX text; give each as a module of its own"
+    )]
+    TwoImages {
+        /// What the second is.
+        appended: ImageKind,
+        /// Where it begins, in bytes.
+        at: usize,
+    },
+    /// Two PTX texts, one behind the other.
+    #[error("two images in one: another PTX text begins on line {line}; give each as a module of its own")]
+    TwoTexts {
+        /// The line of the second `.version`.
+        line: u32,
     },
     /// A cubin that is not whole, or not one that a driver reads.
     #[error("this is a cubin, but {0}")]
@@ -52,6 +68,19 @@ pub enum ImageNote {
         /// The kernels among them, which no look-up will find.
         kernels: Vec<String>,
     },
+    /// No kernel is in it: no look-up of one will find any.
+    NoKernels,
+    /// `.target` asks for `debug`: compiled without optimization, it is slow.
+    Debug,
+    /// Only LTO-IR is in the fatbin, which a driver does not link: it refuses the module.
+    LtoIrOnly,
+    /// Entries of a fatbin that could not be unpacked: their kernels' names and parameters are not checked.
+    NotChecked {
+        /// How many.
+        entries: usize,
+        /// Why, for the first.
+        reason: String,
+    },
 }
 
 /// As many kernels are named in a note.
@@ -61,6 +90,16 @@ impl fmt::Display for ImageNote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ByteOrderMark => f.write_str("a byte order mark in front was left out"),
+            Self::NoKernels => f.write_str("it has no kernels"),
+            Self::Debug => f.write_str("its .target asks for debug: its kernels are not optimized"),
+            Self::LtoIrOnly => f.write_str(
+                "only LTO-IR, which a driver does not link: link it with nvJitLink or nvcc -dlto, or compile it to machine \
+                 code or PTX",
+            ),
+            Self::NotChecked { entries, reason } => write!(
+                f,
+                "names and parameters of {entries} of its entries are not checked, since they could not be unpacked ({reason})"
+            ),
             Self::AfterNul { bytes, kernels } => {
                 write!(f, "{bytes} bytes after a NUL are ignored")?;
                 for (index, kernel) in kernels.iter().take(NAMED).enumerate() {
@@ -92,6 +131,8 @@ pub(crate) struct Image<'a> {
     pub(crate) flaws: Vec<String>,
     pub(crate) kernels: Vec<String>,
     pub(crate) globals: Vec<String>,
+    /// What kernels need that the image does not define, by kernel.
+    pub(crate) undefined: HashMap<String, String>,
     /// What the driver gets, but for the NUL.
     bytes: &'a [u8],
     lacks_nul: bool,
@@ -129,6 +170,7 @@ impl<'a> Image<'a> {
             flaws: Vec::new(),
             kernels: Vec::new(),
             globals: Vec::new(),
+            undefined: HashMap::new(),
             bytes,
             lacks_nul: false,
         }
@@ -139,8 +181,14 @@ impl<'a> Image<'a> {
         if !text.leading_bytes.is_empty() {
             return Err(ImageError::LeadingBytes { bytes: text.leading_bytes.len() });
         }
+        if let Some((appended, at)) = text.appended() {
+            return Err(ImageError::TwoImages { appended, at });
+        }
         let start = text.bom_bytes();
         let ptx = Ptx::read(&bytes[start..]);
+        if let Some(line) = ptx.second_version_line {
+            return Err(ImageError::TwoTexts { line });
+        }
         let mut notes = Vec::new();
         if text.has_bom {
             notes.push(ImageNote::ByteOrderMark);
@@ -148,6 +196,12 @@ impl<'a> Image<'a> {
         if !ptx.after_nul.is_empty() {
             let kernels = owned(ptx.entries_after_nul());
             notes.push(ImageNote::AfterNul { bytes: ptx.after_nul.len(), kernels });
+        }
+        if ptx.header.has_option("debug") {
+            notes.push(ImageNote::Debug);
+        }
+        if ptx.entries().next().is_none() {
+            notes.push(ImageNote::NoKernels);
         }
         // The NUL that ends the text, where there is one, is the first byte after it.
         let lacks_nul = start + text.code.len() == bytes.len();
@@ -166,7 +220,10 @@ impl<'a> Image<'a> {
 
     fn read_cubin(bytes: &'a [u8]) -> Result<Self, CubinError> {
         let cubin = Cubin::read(bytes)?;
+        let needs = cubin.kernels.iter().filter_map(|kernel| Some((kernel.name, kernel.undefined?)));
         Ok(Self {
+            notes: if cubin.kernels.is_empty() { vec![ImageNote::NoKernels] } else { Vec::new() },
+            undefined: needs.map(|(kernel, needs)| (kernel.to_owned(), needs.to_owned())).collect(),
             target: cubin.sm.map(|sm| sm.to_string()),
             kernels: owned(cubin.kernels.iter().map(|kernel| kernel.name)),
             globals: owned(cubin.globals.iter().map(|global| global.name)),
@@ -178,13 +235,25 @@ impl<'a> Image<'a> {
         let fatbin = Fatbin::read(bytes).map_err(ImageError::Fatbin)?;
         let mut image = Self::new(ImageKind::Fatbin, bytes);
         let mut targets = Targets::default();
+        let mut unpacker = Unpacker::of(bytes);
+        let (mut not_checked, mut reason) = (0, None);
         for (index, entry) in fatbin.entries.iter().enumerate() {
             targets.add(entry);
-            // Names come from what lies there unpacked. Those of other entries are usually the same; they only serve
-            // to suggest, and the driver has the last word on what is there.
-            let part = match entry.code() {
-                Some(Code::Ptx(text)) => Self::read_ptx(text).ok(),
-                Some(Code::Cubin(cubin)) => match Self::read_cubin(cubin) {
+            if !entry.is_code() {
+                continue;
+            }
+            // Names come from all entries. The driver takes one of them, and has the last word on what is there.
+            let payload = match unpacker.unpack(entry) {
+                Ok(payload) => payload,
+                Err(error) => {
+                    not_checked += 1;
+                    reason.get_or_insert(error);
+                    continue;
+                }
+            };
+            let part = match entry.code(&payload) {
+                Some(Code::Ptx(text)) => Image::read_ptx(text).ok(),
+                Some(Code::Cubin(cubin)) => match Image::read_cubin(cubin) {
                     Err(error @ CubinError::PastEnd { .. }) => {
                         return Err(ImageError::FatbinCubin { index, error });
                     }
@@ -195,11 +264,22 @@ impl<'a> Image<'a> {
             if let Some(part) = part {
                 image.kernels.extend(part.kernels);
                 image.globals.extend(part.globals);
+                image.undefined.extend(part.undefined);
+                if part.notes.contains(&ImageNote::Debug) && !image.notes.contains(&ImageNote::Debug) {
+                    image.notes.push(ImageNote::Debug);
+                }
             }
         }
         image.target = Some(targets.text);
         without_repeats(&mut image.kernels);
         without_repeats(&mut image.globals);
+        if let Some(reason) = reason {
+            image.notes.push(ImageNote::NotChecked { entries: not_checked, reason: reason.to_string() });
+        } else if fatbin.entries.iter().all(|entry| entry.kind == EntryKind::LtoIr) {
+            image.notes.push(ImageNote::LtoIrOnly);
+        } else if image.kernels.is_empty() {
+            image.notes.push(ImageNote::NoKernels);
+        }
         Ok(image)
     }
 }
@@ -227,6 +307,7 @@ impl Targets {
         self.text.push_str(&match entry.kind {
             EntryKind::Ptx => format!("{} as PTX", entry.sm),
             EntryKind::Elf => entry.sm.to_string(),
+            EntryKind::LtoIr => format!("{} as LTO-IR", entry.sm),
             EntryKind::Other(kind) => format!("{} as entry of kind {kind}", entry.sm),
         });
     }

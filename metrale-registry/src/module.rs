@@ -39,8 +39,10 @@ pub struct ModuleInfo {
     pub image_bytes: usize,
     /// How long the driver took to load it. Compiling PTX is most of that, where the driver has it not cached.
     pub load_time: Duration,
-    /// What was noticed and mended before the driver was asked.
+    /// What was noticed before the driver was asked, mended or not.
     pub notes: Vec<ImageNote>,
+    /// What this crate's own reader finds wrong with the text, by line, though the driver took it.
+    pub flaws: Vec<String>,
     /// What the driver's compiler wrote; empty where it wrote nothing.
     pub log: String,
     /// The kernels that the image names, in its order.
@@ -53,6 +55,8 @@ pub struct ModuleInfo {
 pub(crate) struct Module {
     pub(crate) info: ModuleInfo,
     handle: CUmodule,
+    /// What kernels need that the image does not define, by kernel.
+    undefined: HashMap<String, String>,
     /// The functions found so far.
     functions: RwLock<HashMap<Box<str>, CUfunction>>,
 }
@@ -88,7 +92,9 @@ impl Module {
         let log = error_log.text_before(&info_log);
         match answer {
             Ok(()) => {
-                let Image { kind, target, isa, image_bytes, notes, kernels, globals, .. } = image;
+                let Image {
+                    kind, target, isa, image_bytes, notes, flaws, kernels, globals, undefined, ..
+                } = image;
                 let info = ModuleInfo {
                     name,
                     kind,
@@ -97,11 +103,12 @@ impl Module {
                     image_bytes,
                     load_time,
                     notes,
+                    flaws,
                     log,
                     kernels,
                     globals,
                 };
-                Ok(Self { info, handle, functions: RwLock::default() })
+                Ok(Self { info, handle, undefined, functions: RwLock::default() })
             }
             Err(error) if is_earlier_fault(error.status) => {
                 Err(RegistryError::EarlierFault { module: name, error })
@@ -145,6 +152,16 @@ impl Module {
             Ok(()) => {
                 self.functions.write().insert(function.into(), found);
                 Ok(found)
+            }
+            Err(error)
+                if error.status == CUDA_ERROR_NOT_FOUND
+                    && self.info.kernels.iter().any(|k| k == function) =>
+            {
+                Err(RegistryError::KernelNotLinked {
+                    module: self.info.name,
+                    function: function.to_owned(),
+                    undefined: self.undefined.get(function).cloned(),
+                })
             }
             Err(error) if error.status == CUDA_ERROR_NOT_FOUND => Err(RegistryError::FunctionNotFound {
                 module: self.info.name,

@@ -64,8 +64,8 @@ impl Model {
         let mut globals = HashMap::new();
         for (global, address) in loaded.globals.into_iter().zip(addresses) {
             for (offset, bytes) in global.initial.pieces() {
-                let Some(room) = global.bytes.checked_sub(offset) else { continue };
-                let bytes = &bytes[..bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX))];
+                let Some(space) = global.bytes.checked_sub(offset) else { continue };
+                let bytes = &bytes[..bytes.len().min(usize::try_from(space).unwrap_or(usize::MAX))];
                 let written = self.memory.write(address + offset, bytes, Access::Strict);
                 debug_assert!(written.is_ok());
             }
@@ -74,7 +74,7 @@ impl Model {
         let image: Arc<[u8]> = identity(image).into();
         let optin = self.profiles[device].shared_optin_bytes;
         let mut functions = HashMap::new();
-        for info in loaded.functions {
+        for info in loaded.functions.into_iter().filter(|info| info.is_linked) {
             let handle = self.handles.make(Kind::Function);
             let entry = info.name.clone();
             let limit = SHARED_BYTES.min(optin).saturating_sub(info.static_shared_bytes);

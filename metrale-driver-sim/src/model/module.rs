@@ -72,6 +72,8 @@ pub(crate) struct FunctionInfo {
     pub(crate) max_threads: Option<u32>,
     /// The number of the architecture that the text was written for; `None` for machine code.
     pub(crate) virtual_architecture: Option<u32>,
+    /// Whether all functions that it calls are defined: no look-up finds it otherwise.
+    pub(crate) is_linked: bool,
 }
 
 /// One parameter of a kernel, by its place in the parameter block.
@@ -175,6 +177,7 @@ fn function_of_text(function: &Function<'_>, target: Option<SmTarget>) -> Functi
         parameters: function.parameters.iter().map(place).collect(),
         max_threads: threads(function.required_threads.or(function.max_threads)),
         virtual_architecture: target.map(|target| target.number),
+        is_linked: true,
     }
 }
 
@@ -218,6 +221,7 @@ fn load_cubin(image: &[u8], target: &Target) -> Result<ModuleImage, Refusal> {
             .collect(),
         max_threads: threads(kernel.required_threads.or(kernel.max_threads)),
         virtual_architecture: None,
+        is_linked: kernel.undefined.is_none(),
     });
     let globals = cubin.globals.iter().map(|global| GlobalInfo {
         name: global.name.to_owned(),
@@ -294,6 +298,7 @@ fn describe(entry: &FatbinEntry<'_>) -> String {
     match entry.kind {
         EntryKind::Ptx => format!("PTX for {}", entry.sm),
         EntryKind::Elf => format!("a cubin for {}", entry.sm),
+        EntryKind::LtoIr => format!("LTO-IR for {}", entry.sm),
         EntryKind::Other(kind) => format!("an entry of kind {kind} for {}", entry.sm),
     }
 }
@@ -308,7 +313,7 @@ fn best_entry<'e, 'a>(entries: &'e [FatbinEntry<'a>], target: &Target) -> Option
     let runs = |entry: &&FatbinEntry<'_>| match entry.kind {
         EntryKind::Elf => cubin_runs_on(entry.sm, device),
         EntryKind::Ptx => ptx_runs_on(entry.sm, device),
-        EntryKind::Other(_) => false,
+        EntryKind::LtoIr | EntryKind::Other(_) => false,
     };
     let is_text_too_new = |entry: &&FatbinEntry<'_>| {
         entry.kind == EntryKind::Ptx && highest.is_none_or(|highest| entry.version > highest)

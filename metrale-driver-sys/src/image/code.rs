@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! [`Code`]: what of an image can be read as it lies there.
+//! [`Code`]: what of an image can be read.
 
 use super::ImageKind;
-use super::fatbin::{EntryKind, Fatbin, FatbinEntry, Packing};
+use super::fatbin::{EntryKind, Fatbin, FatbinEntry};
 use super::ptx::Text;
 
 /// Code that [`Ptx`](super::ptx::Ptx) or [`Cubin`](super::cubin::Cubin) reads.
@@ -15,27 +15,42 @@ pub enum Code<'a> {
 }
 
 impl<'a> Code<'a> {
-    /// All code of an image: the image itself, or what of a fatbin is not packed. Nothing for other bytes and for a fatbin
-    /// that is not whole.
+    /// Hands over all code of an image, one after the other: the image itself, or what is in a fatbin, unpacked where it is
+    /// packed and the feature `unpack` is on. None for other bytes and for a fatbin that is not whole.
     ///
     /// ```
     /// use metrale_driver_sys::image::Code;
     ///
     /// let text = b".version 8.0\n.target sm_90\n.address_size 64\n";
     /// let marked = [b"\xef\xbb\xbf", text.as_slice()].concat();
-    /// assert_eq!(Code::all_in(&marked), [Code::Ptx(text)]);
-    /// assert_eq!(Code::all_in(b"<html>"), []);
+    /// let mut seen = 0;
+    /// Code::each_in(&marked, |code| {
+    ///     assert_eq!(code, Code::Ptx(text));
+    ///     seen += 1;
+    /// });
+    /// Code::each_in(b"<html>", |code| panic!("{code:?}"));
+    /// assert_eq!(seen, 1);
     /// ```
-    #[must_use]
-    pub fn all_in(image: &'a [u8]) -> Vec<Self> {
+    pub fn each_in(image: &[u8], mut take: impl FnMut(Code<'_>)) {
         match ImageKind::of(image) {
-            ImageKind::Ptx => vec![Self::ptx(image)],
-            ImageKind::Cubin => vec![Self::Cubin(image)],
-            ImageKind::Fatbin => match Fatbin::read(image) {
-                Ok(fatbin) => fatbin.entries.iter().filter_map(FatbinEntry::code).collect(),
-                Err(_) => Vec::new(),
-            },
-            _ => Vec::new(),
+            ImageKind::Ptx => take(Code::ptx(image)),
+            ImageKind::Cubin => take(Code::Cubin(image)),
+            ImageKind::Fatbin => {
+                let Ok(fatbin) = Fatbin::read(image) else { return };
+                #[cfg(feature = "unpack")]
+                let mut unpacker = super::Unpacker::of(image);
+                for entry in fatbin.entries.iter().filter(|entry| entry.is_code()) {
+                    #[cfg(feature = "unpack")]
+                    let payload = unpacker.unpack(entry).ok();
+                    #[cfg(not(feature = "unpack"))]
+                    let payload =
+                        Some(entry.payload).filter(|_| entry.packing == super::fatbin::Packing::Plain);
+                    if let Some(code) = payload.as_deref().and_then(|payload| entry.code(payload)) {
+                        take(code);
+                    }
+                }
+            }
+            _ => {}
         }
     }
 
@@ -44,14 +59,20 @@ impl<'a> Code<'a> {
     }
 }
 
-impl<'a> FatbinEntry<'a> {
-    /// The entry's code; `None` where it is packed, or of another kind.
+impl FatbinEntry<'_> {
+    /// Whether it is of a kind that can be read. What else there is may be packed in ways of its own.
     #[must_use]
-    pub fn code(&self) -> Option<Code<'a>> {
-        match (self.packing, self.kind) {
-            (Packing::Plain, EntryKind::Ptx) => Some(Code::ptx(self.payload)),
-            (Packing::Plain, EntryKind::Elf) => Some(Code::Cubin(self.payload)),
-            _ => None,
+    pub const fn is_code(&self) -> bool {
+        matches!(self.kind, EntryKind::Ptx | EntryKind::Elf)
+    }
+
+    /// The entry's payload, unpacked, as the code it is; `None` for other kinds.
+    #[must_use]
+    pub fn code<'p>(&self, payload: &'p [u8]) -> Option<Code<'p>> {
+        match self.kind {
+            EntryKind::Ptx => Some(Code::ptx(payload)),
+            EntryKind::Elf => Some(Code::Cubin(payload)),
+            EntryKind::LtoIr | EntryKind::Other(_) => None,
         }
     }
 }

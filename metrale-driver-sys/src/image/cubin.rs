@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use super::allowance::Allowance;
 use super::arch::{Portability, SmTarget};
 use super::bytes::{array, range, u16_at, u32_at, u64_at};
+use super::calls::Calls;
 
 pub(super) const EM_CUDA: u16 = 190;
 pub(super) const ELF_MAGIC: [u8; 4] = [0x7f, b'E', b'L', b'F'];
@@ -213,12 +214,14 @@ impl ElfHeader {
 
 /// An entry of the section table.
 #[derive(Clone, Copy, Debug)]
-struct Section {
+pub(super) struct Section {
     name: u32,
-    kind: u32,
+    pub(super) kind: u32,
     offset: u64,
     bytes: u64,
     link: u32,
+    /// Of relocations, the section they are for.
+    pub(super) info: u32,
     align: u64,
 }
 
@@ -235,6 +238,7 @@ impl Section {
             offset: u64_at(entry, 24)?,
             bytes: u64_at(entry, 32)?,
             link: u32_at(entry, 40)?,
+            info: u32_at(entry, 44)?,
             align: u64_at(entry, 48)?,
         })
     }
@@ -247,7 +251,7 @@ impl Section {
         }
     }
 
-    fn data<'a>(&self, image: &'a [u8]) -> Option<&'a [u8]> {
+    pub(super) fn data<'a>(&self, image: &'a [u8]) -> Option<&'a [u8]> {
         if self.kind == SHT_NOBITS { None } else { range(image, self.offset, self.bytes) }
     }
 }
@@ -265,6 +269,9 @@ pub struct CubinKernel<'a> {
     pub max_threads: Option<[u32; 3]>,
     /// The threads a block must have along x, y, z, where the source said so.
     pub required_threads: Option<[u32; 3]>,
+    /// A function that the kernel needs, itself or through others of the file, and that the file does not define: it was
+    /// compiled to be linked (`-rdc`), and was not. A driver loads such a file and does not find the kernel.
+    pub undefined: Option<&'a str>,
 }
 
 /// One parameter of a kernel in a cubin.
@@ -350,6 +357,7 @@ impl<'a> Cubin<'a> {
         };
         let strings = sections.all.get(table.link as usize).and_then(|named| named.1.data(image));
         let (Some(symbols), Some(strings)) = (table.data(image), strings) else { return Ok(()) };
+        let calls = Calls::read(sections, image, symbols, allowance)?;
         for symbol in symbols.chunks_exact(SYMBOL_BYTES).filter_map(Symbol::read) {
             let place = usize::from(symbol.section);
             let (Some(&(_, section)), Some(&holds)) = (sections.all.get(place), sections.holds.get(place))
@@ -362,7 +370,10 @@ impl<'a> Cubin<'a> {
             }
             let Some(name) = allowance.name(strings, symbol.name)? else { continue };
             if is_kernel {
-                let kernel = self.read_kernel(image, sections, name, allowance)?;
+                let mut kernel = self.read_kernel(image, sections, name, allowance)?;
+                if let Some(undefined) = calls.undefined_of(symbol.section) {
+                    kernel.undefined = allowance.name(strings, undefined)?;
+                }
                 self.kernels.push(kernel);
             } else {
                 let initial = section.data(image).and_then(|data| range(data, symbol.value, symbol.bytes));
@@ -392,6 +403,7 @@ impl<'a> Cubin<'a> {
             static_shared_bytes: 0,
             max_threads: None,
             required_threads: None,
+            undefined: None,
         };
         if let Some(section) = sections.find(&format!(".nv.shared.{name}")) {
             let reserved = if self.sm.is_some_and(|sm| sm.number >= 90) { RESERVED_SHARED_BYTES } else { 0 };
@@ -436,8 +448,8 @@ impl Holds {
 }
 
 /// All sections, in the table's order and by name.
-struct Sections<'a> {
-    all: Vec<(&'a str, Section)>,
+pub(super) struct Sections<'a> {
+    pub(super) all: Vec<(&'a str, Section)>,
     /// Of each in the table's order.
     holds: Vec<Holds>,
     /// The first of each name, by its place.
@@ -472,24 +484,25 @@ impl<'a> Sections<'a> {
 /// What the hardware keeps for itself at the start of a block's shared memory from sm_90 on, and the section counts.
 const RESERVED_SHARED_BYTES: u64 = 1024;
 
-const SYMBOL_BYTES: usize = 24;
+pub(super) const SYMBOL_BYTES: usize = 24;
 const STT_OBJECT: u8 = 1;
-const STT_FUNC: u8 = 2;
+pub(super) const STT_FUNC: u8 = 2;
 /// The mark of a kernel among functions.
 const STO_ENTRY: u8 = 0x10;
 
 /// An entry of the symbol table.
-struct Symbol {
-    name: u32,
-    kind: u8,
+pub(super) struct Symbol {
+    pub(super) name: u32,
+    pub(super) kind: u8,
     other: u8,
-    section: u16,
+    /// Where it is defined; 0 where the file does not define it.
+    pub(super) section: u16,
     value: u64,
     bytes: u64,
 }
 
 impl Symbol {
-    fn read(entry: &[u8]) -> Option<Self> {
+    pub(super) fn read(entry: &[u8]) -> Option<Self> {
         let [info, other] = array(entry, 4)?;
         Some(Self {
             name: u32_at(entry, 0)?,

@@ -113,7 +113,9 @@ pub enum EntryKind {
     Ptx,
     /// A cubin.
     Elf,
-    /// Something else, such as intermediate code for the linker.
+    /// LTO-IR: what a linker (nvJitLink, nvlink) makes machine code of. A driver does not link it.
+    LtoIr,
+    /// Something else.
     Other(u16),
 }
 
@@ -189,6 +191,7 @@ fn read_entry(container: &[u8], at: u64, index: usize) -> Result<(FatbinEntry<'_
         let kind = match u16_at(fields, 0)? {
             1 => EntryKind::Ptx,
             2 => EntryKind::Elf,
+            8 => EntryKind::LtoIr,
             other => EntryKind::Other(other),
         };
         let flags = u64_at(fields, 40)?;

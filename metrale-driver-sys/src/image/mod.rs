@@ -19,6 +19,7 @@
 mod allowance;
 pub mod arch;
 mod bytes;
+mod calls;
 mod code;
 pub mod cubin;
 pub mod fatbin;

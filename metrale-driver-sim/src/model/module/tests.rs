@@ -369,3 +369,23 @@ fn a_null_pointer_is_refused() {
     // SAFETY: null is allowed.
     assert_eq!(unsafe { image_bytes(core::ptr::null()) }.unwrap_err().status, CUDA_ERROR_INVALID_VALUE);
 }
+
+/// An H200 takes the file (0) and does not find the kernel (500). That others of the file are found is modelled.
+#[test]
+fn kernels_that_are_not_linked_load() {
+    let module = load(data!("cubin/k_rdc_extern.cubin"), &H200).unwrap();
+    let linked = |module: &ModuleImage| {
+        let kernels = module.functions.iter().filter(|kernel| kernel.is_linked);
+        kernels.map(|kernel| kernel.name.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!((module.functions.len(), linked(&module)), (1, vec![]));
+    let module = load(data!("cubin/rdc.cubin"), &H200).unwrap();
+    assert_eq!(linked(&module), ["own", "variable", "calls_leaf", "good"]);
+}
+
+#[test]
+fn intermediate_code_is_nothing_to_load() {
+    let refusal = load(data!("fatbin/lto_only.fatbin"), &H200).unwrap_err();
+    assert_eq!(refusal.status, CUDA_ERROR_NO_BINARY_FOR_GPU);
+    assert!(refusal.log.ends_with("it holds LTO-IR for sm_90"), "{}", refusal.log);
+}

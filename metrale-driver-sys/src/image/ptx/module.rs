@@ -23,6 +23,8 @@ pub struct Ptx<'a> {
     pub functions: Vec<Function<'a>>,
     /// Variables outside functions in the order of their first mention, declarations included.
     pub variables: Vec<Variable<'a>>,
+    /// The line of a `.version` behind the first declaration: another text begins there, which no driver takes.
+    pub second_version_line: Option<u32>,
     /// Whether there is any `.section`, as debug information has.
     pub has_sections: bool,
     /// Functions that are declared but not defined here, and not the driver's own, where a body uses them or they are
@@ -161,6 +163,10 @@ impl<'a> Reader<'a> {
                 b".section" => self.read_section(),
                 b".version" | b".target" | b".address_size" => {
                     let directive = shown(Some(&token));
+                    let is_behind = !self.ptx.functions.is_empty() || !self.ptx.variables.is_empty();
+                    if token.text == b".version" && is_behind {
+                        self.ptx.second_version_line.get_or_insert(token.line);
+                    }
                     self.cursor.flaw(token.line, FlawKind::MisplacedHeader { directive });
                     self.cursor.skip_line(token.line);
                 }
@@ -263,10 +269,17 @@ impl<'a> Reader<'a> {
         if let Some(open) = self.cursor.next_if(|token| token.is_punct(b'{')) {
             function.is_defined = true;
             self.read_body(open.line, &mut function, &mut body);
-        } else if !self.cursor.next_if_punct(b';') {
+        } else if !self.cursor.next_if_punct(b';') && !self.ends_without_semicolon(kind) {
             self.cursor.unexpected();
         }
         self.declare(function, body);
+    }
+
+    /// Whether a declaration may end where it stands: a function's before any directive and at the end of the text, as in
+    /// texts of the versions 2.x and by assemblers to this day. A kernel's may not.
+    fn ends_without_semicolon(&self, kind: FunctionKind) -> bool {
+        kind == FunctionKind::Func
+            && self.cursor.peek().is_none_or(|token| token.kind == TokenKind::Directive)
     }
 
     fn skip_parentheses(&mut self) {
@@ -301,8 +314,22 @@ impl<'a> Reader<'a> {
     /// Reads what stands between the parameters and the body.
     fn read_tuning(&mut self, function: &mut Function<'a>) {
         loop {
+            // A declaration may end without a semicolon, and then another directive of the module follows.
             let starts_another = |token: &Token<'a>| {
-                Linkage::of(token).is_some() || token.is_directive(".entry") || token.is_directive(".func")
+                let of_module: [&[u8]; 9] = [
+                    b".entry",
+                    b".func",
+                    b".section",
+                    b".file",
+                    b".loc",
+                    b".alias",
+                    b".version",
+                    b".target",
+                    b".address_size",
+                ];
+                Linkage::of(token).is_some()
+                    || StateSpace::of(token).is_some()
+                    || of_module.contains(&token.text)
             };
             let directive =
                 self.cursor.next_if(|token| token.kind == TokenKind::Directive && !starts_another(token));

@@ -33,8 +33,8 @@ const SMALL_GAP: u64 = size_of::<Piece>() as u64;
 impl SparseBytes {
     /// Writes bytes at an offset; over earlier ones, too. What would lie beyond 64 bits is left out.
     pub fn put(&mut self, offset: u64, bytes: &[u8]) {
-        let room = usize::try_from(u64::MAX - offset).unwrap_or(usize::MAX);
-        let bytes = &bytes[..bytes.len().min(room)];
+        let space = usize::try_from(u64::MAX - offset).unwrap_or(usize::MAX);
+        let bytes = &bytes[..bytes.len().min(space)];
         if bytes.is_empty() {
             return;
         }

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Where the PTX begins and ends among the bytes handed over.
 
+use super::super::ImageKind;
+use super::super::cubin::ELF_MAGIC;
+use super::super::fatbin::FATBIN_MAGIC;
+use super::lexer::Lexer;
+
 /// U+FEFF in UTF-8.
 pub(in super::super) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
@@ -41,6 +46,36 @@ impl<'a> Text<'a> {
     #[must_use]
     pub const fn bom_bytes(&self) -> usize {
         if self.has_bom { BYTE_ORDER_MARK.len() } else { 0 }
+    }
+}
+
+impl Text<'_> {
+    /// A cubin, a fatbin or a PTX text that stands behind this one, with or without a NUL between: what it is, and at which
+    /// byte of the image. A second text without a NUL between is not found here, only when it is read.
+    #[must_use]
+    pub fn appended(&self) -> Option<(ImageKind, usize)> {
+        const FATBIN: [u8; 4] = FATBIN_MAGIC.to_le_bytes();
+        let binary = |bytes: &[u8]| match bytes.get(..4)?.try_into().ok()? {
+            ELF_MAGIC => Some(ImageKind::Cubin),
+            FATBIN => Some(ImageKind::Fatbin),
+            _ => None,
+        };
+        let start = self.bom_bytes() + self.leading_bytes.len();
+        let found = self
+            .code
+            .windows(4)
+            .enumerate()
+            .skip(1)
+            .find_map(|(at, bytes)| Some((binary(bytes)?, start + at)));
+        if found.is_some() {
+            return found;
+        }
+        let padding = self.after_nul.iter().position(|&byte| byte != 0)?;
+        // The NUL itself is in neither part.
+        let (behind, at) = (&self.after_nul[padding..], start + self.code.len() + 1 + padding);
+        let is_text = || Lexer::new(behind).next().is_some_and(|first| first.is_directive(".version"));
+        let kind = binary(behind).or_else(|| is_text().then_some(ImageKind::Ptx))?;
+        Some((kind, at))
     }
 }
 
