@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Input of any kind: every reader answers, none panics, and no answer points outside the input.
 
-use metrale_driver_sys::image::ImageKind;
 use metrale_driver_sys::image::cubin::{Cubin, ElfHeader};
 use metrale_driver_sys::image::fatbin::{Fatbin, FatbinHeader};
-use metrale_driver_sys::image::ptx::{MAX_FLAWS, Ptx};
+use metrale_driver_sys::image::ptx::{MAX_FLAWS, Ptx, Text};
+use metrale_driver_sys::image::{Code, ImageKind};
 use proptest::prelude::*;
 
 const SEEDS: &[&[u8]] = &[
@@ -14,6 +14,8 @@ const SEEDS: &[&[u8]] = &[
     include_bytes!("data/cubin/x03_elf_header_only.bin"),
     include_bytes!("data/fatbin/plain.fatbin"),
     include_bytes!("data/fatbin/packed.fatbin"),
+    include_bytes!("data/rdc/rdc.cubin"),
+    include_bytes!("data/fatbin/lto_only.fatbin"),
     include_bytes!("data/cubin/symbols.ptx"),
     include_bytes!("data/ptx/p31_attrs_between_params_and_body.ptx"),
     include_bytes!("data/ptx/p17_names.ptx"),
@@ -29,6 +31,8 @@ fn read_all(image: &[u8]) {
     assert!(ptx.flaws.len() <= MAX_FLAWS + 4);
     let _: Vec<String> = ptx.flaws.iter().map(ToString::to_string).collect();
     let _ = ptx.entries_after_nul();
+    assert!(Text::of(image).appended().is_none_or(|(_, at)| at < image.len()));
+    Code::each_in(image, |code| drop(format!("{code:?}")));
     for entry in ptx.entries() {
         for pair in entry.parameters.windows(2) {
             assert!(pair[0].offset + pair[0].bytes <= pair[1].offset);
@@ -180,7 +184,7 @@ proptest! {
 
     #[test]
     fn real_headers_with_some_numbers_changed(
-        seed in prop::sample::select(&SEEDS[..6]),
+        seed in prop::sample::select(&SEEDS[..8]),
         changes in prop::collection::vec(
             (0_usize..64, prop::sample::select(vec![0_u64, 1, 63, 64, 65, 1 << 31, u32::MAX as u64, 1 << 63, u64::MAX - 1, u64::MAX])),
             1..4,

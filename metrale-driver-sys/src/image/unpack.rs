@@ -37,7 +37,7 @@ pub enum UnpackError {
 }
 
 /// Unpacks the payloads of one fatbin. A payload of a kilobyte can state, and even hold, a gigabyte: all together may take
-/// 16 MiB and 64 times the fatbin.
+/// 16 MiB and 32 times the fatbin.
 ///
 /// ```
 /// use metrale_driver_sys::image::fatbin::Fatbin;
@@ -59,7 +59,7 @@ impl Unpacker {
     #[must_use]
     pub fn of(image: &[u8]) -> Self {
         const ALWAYS: u64 = 16 << 20;
-        const TIMES: u64 = 64;
+        const TIMES: u64 = 32;
         Self { left: (image.len() as u64).saturating_mul(TIMES).saturating_add(ALWAYS) }
     }
 
