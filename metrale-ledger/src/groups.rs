@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Groups: what each site holds in each scope, under each tag, of each kind, now and at the peak; and the labels of scopes and
-//! tags.
+//! Groups: what each site holds in each scope, under each tag, of each kind, now and at the peak; and their labels.
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
