@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::thread;
 
 use common::{MIB, backend, logged, sim};
-use metrale_cuda_backend::{
-    Arena, ArenaError, BadArgument, DeviceBuffer, DriverApi, Freed, GpuBackend, PinnedByGraph, Stream,
-};
+use metrale_cuda_backend::{Arena, ArenaError, BadArgument, DeviceBuffer, DriverApi, Freed, GpuBackend};
+#[cfg(all(feature = "graph", feature = "ledger"))]
+use metrale_cuda_backend::{PinnedByGraph, Stream};
 use metrale_driver_sim::on_both_drivers;
 
 fn shared(driver: Arc<dyn DriverApi>) -> Arc<dyn GpuBackend> {
