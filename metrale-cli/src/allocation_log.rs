@@ -77,7 +77,7 @@ pub enum LogError {
         problem: RowError,
     },
     /// It is a log, and none of its rows can be used.
-    #[error("{}: none of the {skipped} rows can be used: {problem}", ShownPath(.path))]
+    #[error("{}: none of its rows can be used ({skipped} passed over): {problem}", ShownPath(.path))]
     NothingUsable {
         /// The log.
         path: PathBuf,

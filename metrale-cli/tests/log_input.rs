@@ -249,9 +249,11 @@ fn what_is_no_log_at_all_is_refused_however_lenient() {
         assert!(ended.err.contains("no allocation log") && ended.err.contains("line 1"), "{}", ended.err);
     }
     assert!(!table.exists());
-    // A log whose rows are all wrong is still one.
+    // A log whose rows are all wrong is one, and of no use.
     fs::write(&path, "Action,Pointer,Size\nallocate,0x1\n").unwrap();
-    assert_eq!(metrale_on("plan", &path, &["--lenient"]).exit, Exit::Done);
+    let ended = metrale_on("plan", &path, &["--lenient"]);
+    assert_eq!(ended.exit, Exit::BadInput);
+    assert!(ended.err.contains("none of its rows can be used (1 passed over): line 2"), "{}", ended.err);
 }
 
 /// Who names a file as a table is told of its lines, not of a model's header.

@@ -318,7 +318,7 @@ fn a_log_of_which_no_row_can_be_used_is_no_plan_however_lenient() {
         let ended = metrale_on(command, &log, &["--lenient"]);
         assert_eq!(ended.exit, Exit::BadInput, "{command}: {}", ended.out);
         assert!(
-            ended.err.contains("none of the 2 rows can be used: line 2: the size \"many\""),
+            ended.err.contains("none of its rows can be used (2 passed over): line 2: the size \"many\""),
             "{}",
             ended.err
         );

@@ -39,10 +39,10 @@ fn rows_that_make_no_sense_have_a_line_and_a_reason() {
     for (row, reason) in [
         ("allocate,0x1", "the row has 2 columns, too few for this header"),
         ("allocate,zzz,1", "the pointer \"zzz\" is no hexadecimal address of 64 bits"),
-        ("allocate,0x1,-1", "the size \"-1\" is no number of bytes below 2^64"),
+        ("allocate,0x1,-1", "the size \"-1\" is no whole number of bytes below 2^64"),
         (
             "allocate,0x1,18446744073709551616",
-            "the size \"18446744073709551616\" is no number of bytes below 2^64",
+            "the size \"18446744073709551616\" is no whole number of bytes below 2^64",
         ),
         ("allocate,0x1,", "the size is missing"),
         (

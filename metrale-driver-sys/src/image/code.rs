@@ -43,8 +43,8 @@ impl<'a> Code<'a> {
                     #[cfg(feature = "unpack")]
                     let payload = unpacker.unpack(entry).ok();
                     #[cfg(not(feature = "unpack"))]
-                    let payload =
-                        Some(entry.payload).filter(|_| entry.packing == super::fatbin::Packing::Plain);
+                    let payload = Some(std::borrow::Cow::from(entry.payload))
+                        .filter(|_| entry.packing == super::fatbin::Packing::Plain);
                     if let Some(code) = payload.as_deref().and_then(|payload| entry.code(payload)) {
                         take(code);
                     }
