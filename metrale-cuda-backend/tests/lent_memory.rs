@@ -4,7 +4,6 @@
 
 mod common;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 
@@ -12,8 +11,6 @@ use common::backend;
 use common::pinned::PinnedGuard;
 use metrale_cuda_backend::{ContextLost, DevicePtr, DriverApi, DriverFn, MetraleCudaBackend, Remedy};
 use metrale_driver_sim::{FaultDriver, PageableCopies, Profile, SimDriver};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
 
 const BYTES: usize = 4096;
 
@@ -118,49 +115,6 @@ fn another_librarys_capture_does_not_keep_a_copy_from_being_waited_for() {
     assert_eq!(bytes, [1; BYTES]);
     backend.copy_d2h(at, &mut bytes).unwrap();
     assert_eq!(bytes, [7; BYTES], "what the source was when it was lent");
-}
-
-/// A log that panics at each event.
-struct Panics;
-
-impl Subscriber for Panics {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, _: &Event<'_>) {
-        panic!("the log is broken");
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
-
-/// A panic of the log that is told of the wait leaves the call only when the copy is done.
-#[test]
-fn a_log_that_panics_does_not_end_the_wait() {
-    let (_sim, faulty) = late();
-    let backend = backend(faulty.clone());
-    let (at, stream) = (filled(&backend, 0xEE), backend.create_stream().unwrap());
-    let mut bytes = vec![0; BYTES];
-    faulty.fail_nth(DriverFn::cuStreamSynchronize, 1, 900);
-    let copy = || backend.copy_d2h_on_stream(at, &mut bytes, stream);
-    let panicked = tracing::subscriber::with_default(Panics, || catch_unwind(AssertUnwindSafe(copy)));
-    assert_eq!(panicked.unwrap_err().downcast_ref::<&str>(), Some(&"the log is broken"));
-    assert_eq!(bytes, [0xEE; BYTES], "it was waited for");
-    bytes.fill(1);
-    backend.synchronize_stream(stream).unwrap();
-    assert_eq!(bytes, [1; BYTES]);
-    backend.free(at).unwrap();
 }
 
 #[test]
